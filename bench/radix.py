@@ -1,0 +1,174 @@
+"""How many requests per second the prefix cache's host side serves, alone: match, lock, insert, unlock, evict.
+
+The stream is made of multi-turn conversations that interleave and share system prompts; see `Workload`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from time import perf_counter
+
+from ..cache.manager import CacheManager
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Conversations of `turns` turns, `concurrent` at a time in random order; system prompts by a Pareto law."""
+
+    conversations: int = 1000
+    systems: int = 20
+    system_tokens: int = 512
+    turns: int = 6
+    user_tokens: int = 64
+    answer_tokens: int = 64
+    concurrent: int = 64
+    vocabulary: int = 49152
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class Result:
+    """One page size's figures; the times are means per request."""
+
+    page_size: int
+    requests: int
+    requests_s: float
+    hit_rate: float
+    match_us: float
+    evict_us: float
+    insert_us: float
+    release_us: float
+    evicted_pages: int
+
+
+def conversation_stream(workload: Workload) -> Iterator[tuple[array[int], array[int]]]:
+    """Pairs of a prompt and the same with its answer, in order of arrival."""
+    rng = random.Random(workload.seed)
+
+    def words(count: int) -> array[int]:
+        return array("i", rng.choices(range(workload.vocabulary), k=count))
+
+    systems = [words(workload.system_tokens) for _ in range(workload.systems)]
+    waiting = workload.conversations
+    live: list[tuple[array[int], int]] = []
+    while live or waiting:
+        while waiting and len(live) < workload.concurrent:
+            live.append((systems[min(int(rng.paretovariate(1.0)) - 1, workload.systems - 1)], 0))
+            waiting -= 1
+        chosen = rng.randrange(len(live))
+        history, turn = live[chosen]
+        prompt = history + words(workload.user_tokens)
+        full = prompt + words(workload.answer_tokens)
+        yield prompt, full
+        if turn + 1 < workload.turns:
+            live[chosen] = (full, turn + 1)
+        else:
+            live[chosen] = live[-1]
+            live.pop()
+
+
+def measure(
+    requests: Sequence[tuple[array[int], array[int]]],
+    page_size: int,
+    capacity_tokens: int,
+    clock: Callable[[], float] = perf_counter,
+) -> Result:
+    """Serves the requests one after another from an empty cache. Each of the four calls is timed by itself."""
+    cache = CacheManager(capacity_tokens // page_size, page_size)
+    spans = [0.0] * 4
+    cached = prompted = 0
+    begin = clock()
+    for prompt, full in requests:
+        t0 = clock()
+        lease = cache.open(b"", prompt, len(prompt) - 1)
+        t1 = clock()
+        cached += lease.num_shared
+        prompted += len(prompt)
+        if not cache.grow(lease, len(full)):
+            raise ValueError(f"a request of {len(full)} tokens does not fit into {capacity_tokens}")
+        t2 = clock()
+        cache.commit(lease, full, len(full))
+        t3 = clock()
+        cache.release(lease)
+        t4 = clock()
+        spans[0] += t1 - t0
+        spans[1] += t2 - t1
+        spans[2] += t3 - t2
+        spans[3] += t4 - t3
+    seconds = clock() - begin
+    cache.check()
+    count = len(requests)
+    match_us, evict_us, insert_us, release_us = (span / count * 1e6 for span in spans)
+    return Result(
+        page_size=page_size,
+        requests=count,
+        requests_s=count / seconds,
+        hit_rate=cached * page_size / prompted,
+        match_us=match_us,
+        evict_us=evict_us,
+        insert_us=insert_us,
+        release_us=release_us,
+        evicted_pages=cache.stats.evicted_pages,
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="tierax bench radix", description=__doc__)
+    parser.add_argument("--page-size", type=int, nargs="+", default=[1, 16], metavar="N")
+    parser.add_argument("--capacity-tokens", type=int, default=200_000, metavar="N")
+    parser.add_argument("--conversations", type=int, default=Workload.conversations, metavar="N")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="the fastest of N runs is shown")
+    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - is the standard output")
+    args = parser.parse_args(argv)
+    sizes: list[int] = args.page_size
+    if min(args.capacity_tokens, args.conversations, args.repeats, *sizes) < 1:
+        parser.error("every number must be at least 1")
+
+    workload = Workload(conversations=args.conversations)
+    requests = list(conversation_stream(workload))
+    try:
+        results = [
+            max(
+                (measure(requests, size, args.capacity_tokens) for _ in range(args.repeats)),
+                key=lambda result: result.requests_s,
+            )
+            for size in sizes
+        ]
+    except ValueError as error:
+        parser.error(str(error))
+
+    if args.json is None:
+        print(_table(results))
+        return 0
+    report = {
+        "workload": asdict(workload),
+        "capacity_tokens": args.capacity_tokens,
+        "results": [asdict(result) for result in results],
+    }
+    text = json.dumps(report, indent=1) + "\n"
+    if args.json == "-":
+        sys.stdout.write(text)
+    else:
+        with open(args.json, "w", encoding="utf-8") as file:
+            file.write(text)
+    return 0
+
+
+def _table(results: list[Result]) -> str:
+    lines = ["  page  requests/s  hit rate   match   evict  insert  release  us per request"]
+    lines += [
+        f"{r.page_size:6}{r.requests_s:12,.0f}{r.hit_rate:10.3f}"
+        f"{r.match_us:8.1f}{r.evict_us:8.1f}{r.insert_us:8.1f}{r.release_us:9.1f}"
+        for r in results
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""Every knob of the engine, checked when it is made. Pure: no jax, no clock, no file is touched."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from ..cache.policies.registry import POLICIES, EvictionPolicy, load_policy
+from .schedule_policy import SCHEDULE_POLICIES
+
+DTYPES = ("auto", "f32", "bf16")
+
+_DTYPE_SPELLINGS = {"float32": "f32", "fp32": "f32", "float": "f32", "bfloat16": "bf16"}
+_UNITS = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_UNITS |= {f"{unit}b": size for unit, size in _UNITS.items() if unit and unit != "b"}
+_UNITS |= {f"{unit}ib": 1024**power for power, unit in enumerate("kmgt", start=1)}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
+_CLASS_PATH = re.compile(r"[^:]+:[A-Za-z_]\w*")
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the message is one line that says which, and what would do."""
+
+
+def parse_size(text: str | int, name: str = "size") -> int:
+    """Bytes of `2GiB`, `512MiB`, `1.5GB`, `4096` … (KiB … TiB are powers of 1024, KB … TB of 1000).
+
+    Raises `ConfigError` naming `name` when the text is no such size.
+    """
+    if _is_int(text) and text >= 0:
+        return text
+    match = _SIZE.fullmatch(text.strip().lower()) if isinstance(text, str) else None
+    if match is None or match[2] not in _UNITS:
+        raise ConfigError(f"{name}: {text!r} is not a size; write bytes or e.g. 2GiB, 512MiB, 1.5GB")
+    return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
+
+
+def parse_percent(text: str, name: str = "size") -> float | None:
+    """The fraction of `40%`; None when the text is no percentage. Raises `ConfigError` outside (0, 100]."""
+    match = _PERCENT.fullmatch(text.strip())
+    if match is None:
+        return None
+    fraction = float(match[1]) / 100
+    if not 0 < fraction <= 1:
+        raise ConfigError(f"{name}: {text!r} must be above 0% and at most 100%")
+    return fraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """What to run and how. A bad value raises `ConfigError`; None means "as suits the model and platform"."""
+
+    model_path: str
+    """A Hugging Face directory, a GGUF file, an Orbax checkpoint, or `demo`."""
+    served_model_name: str | None = None
+    """Name in `/v1/models` and in answers; None = `model_name`."""
+    dtype: str = "auto"
+    """Compute dtype of weights and activations: auto, f32 or bf16."""
+    kv_cache_dtype: str = "auto"
+    """Dtype of stored KV: auto (= compute dtype), f32 or bf16."""
+    page_size: int | None = None
+    """Tokens per page; None = platform default (16 on CPU)."""
+    device_cache_size: int | str = "auto"
+    """Device memory of the page pool: bytes, `2GiB`, `40%` of what is available once weights are loaded, or auto."""
+    max_num_seqs: int | None = None
+    """Requests running at once; None = platform default."""
+    max_num_batched_tokens: int | None = None
+    """Tokens computed in one step, prefill chunks and decodes together; None = platform default."""
+    context_length: int | None = None
+    """Longest prompt plus output in tokens; None = the model's own."""
+    schedule_policy: str = "fcfs"
+    """Order of waiting requests: fcfs, or lpm (longest cached prefix first, with an ageing bound)."""
+    eviction_policy: str = "lru"
+    """Which cached page goes first: lru, or your own as `module:Class` or `path/to/file.py:Class`."""
+    disable_radix_cache: bool = False
+    """Share no KV between requests."""
+    seed: int = 0
+    """Seed of requests that bring none."""
+    skip_warmup: bool = False
+    """Compile each program when it is first needed rather than at start."""
+    compile_cache_dir: str = "auto"
+    """Where compiled programs persist: a directory, auto (below the user's cache directory), or none."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model_path, str) or not self.model_path.strip():
+            raise ConfigError("model_path: give a directory, a .gguf file, or demo")
+        for name in ("dtype", "kv_cache_dtype"):
+            value = getattr(self, name)
+            value = _DTYPE_SPELLINGS.get(value, value)
+            if name == "kv_cache_dtype" and str(value).startswith(("fp8", "int8")):
+                raise ConfigError(
+                    f"kv_cache_dtype: {value} KV is not available in this version; use {_any_of(DTYPES)}"
+                )
+            object.__setattr__(self, name, _one_of(name, value, DTYPES))
+        _one_of("schedule_policy", self.schedule_policy, tuple(SCHEDULE_POLICIES))
+        if not _CLASS_PATH.fullmatch(self.eviction_policy):
+            _one_of("eviction_policy", self.eviction_policy, (*POLICIES, "module:Class"))
+        for name in ("page_size", "max_num_seqs", "max_num_batched_tokens", "context_length"):
+            value = getattr(self, name)
+            if value is not None and (not _is_int(value) or value < 1):
+                raise ConfigError(f"{name}: {value!r} must be a whole number of at least 1")
+        if not _is_int(self.seed) or not 0 <= self.seed < 2**63:
+            raise ConfigError(f"seed: {self.seed!r} must be a whole number from 0 to 2**63 - 1")
+        for name in ("disable_radix_cache", "skip_warmup"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name}: {getattr(self, name)!r} must be true or false")
+        if self.served_model_name is not None and not self.served_model_name.strip():
+            raise ConfigError("served_model_name: must not be empty")
+        if not isinstance(self.compile_cache_dir, str) or not self.compile_cache_dir:
+            raise ConfigError("compile_cache_dir: must be a directory, auto or none")
+        self._check_device_cache_size()
+
+    def _check_device_cache_size(self) -> None:
+        size = self.device_cache_size
+        if size == "auto" or (isinstance(size, str) and parse_percent(size, "device_cache_size") is not None):
+            return
+        if parse_size(size, "device_cache_size") == 0:
+            raise ConfigError(
+                "device_cache_size: the device pool cannot be empty; running requests live in it"
+            )
+
+    @property
+    def model_name(self) -> str:
+        """Name that clients use: `served_model_name`, or the last part of the path without `.gguf`."""
+        if self.served_model_name:
+            return self.served_model_name
+        name = Path(self.model_path).expanduser().name
+        return name.removesuffix(".gguf") or self.model_path
+
+    def device_cache_bytes(self, available: int) -> int | None:
+        """Bytes asked for the device pool, given the bytes available; None = auto: the engine decides."""
+        size = self.device_cache_size
+        if size == "auto":
+            return None
+        fraction = parse_percent(size) if isinstance(size, str) else None
+        return parse_size(size) if fraction is None else math.floor(available * fraction)
+
+    def make_eviction_policy(self) -> EvictionPolicy:
+        """A new policy object. Raises `ConfigError` when a policy of one's own cannot be loaded or used."""
+        try:
+            return load_policy(self.eviction_policy)
+        except ValueError as error:
+            raise ConfigError(f"eviction_policy: {error}") from error
+
+    def compile_cache_path(self) -> Path | None:
+        """Directory of compiled programs (not created here), or None when switched off."""
+        if self.compile_cache_dir == "none":
+            return None
+        if self.compile_cache_dir != "auto":
+            return Path(self.compile_cache_dir).expanduser()
+        return user_cache_dir() / "compiled"
+
+    @classmethod
+    def create(cls, model_path: str, **options: Any) -> EngineConfig:
+        """A config from keywords as a caller spells them; an unknown one raises `ConfigError` with a near match."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(known)}"
+                raise ConfigError(f"{name}: no such setting{hint}")
+        return cls(model_path=model_path, **options)
+
+
+def user_cache_dir() -> Path:
+    """`$XDG_CACHE_HOME/tierax`, or `~/.cache/tierax`; not created here."""
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The XDG rules ignore a relative path.
+    return (Path(base) if base.startswith("/") else Path("~/.cache").expanduser()) / "tierax"
+
+
+def _is_int(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise ConfigError(f"{name}: {value!r} must be {_any_of(choices)}")
+    return value
+
+
+def _any_of(choices: tuple[str, ...]) -> str:
+    return " or ".join(filter(None, (", ".join(choices[:-1]), choices[-1])))

@@ -1,0 +1,209 @@
+"""Puts an engine together from a config: model, tokenizer, pool, executor and loop; and makes requests for it."""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from array import array
+from collections.abc import Callable, Iterable
+
+import jax
+import jax.numpy as jnp
+
+from ..cache.device_pool import DevicePool
+from ..cache.manager import CacheManager
+from ..models.source import ModelSource, resolve_model
+from ..models.transformer import Decoder
+from ..models.weights.loader import load_params
+from ..pallas_kernels import attention
+from ..pallas_kernels.pages import PoolShape
+from .chat_template import ChatTemplate
+from .compile_counter import CompileCounter, use_compile_cache
+from .config import ConfigError, EngineConfig
+from .jax_executor import JaxExecutor
+from .loop import EngineLoop
+from .platform import PLATFORMS, Platform, available_memory
+from .request import Delta, Request, SamplingParams
+from .schedule_policy import SCHEDULE_POLICIES
+from .scheduler import Limits
+from .stats import EngineStats
+from .step import StepFunctions, StepShapes
+from .text import IncrementalText
+from .tokenizer import Tokenizer
+from .validate import check_prompt, check_sampling, seed_for_choice
+
+logger = logging.getLogger(__name__)
+
+_JAX_DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
+
+
+class Engine:
+    """A loaded model that runs requests. Not thread safe, but for `make_requests` beside a running loop."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        progress: bool = False,
+    ) -> None:
+        """Loads the model and allocates the pool; compiles nothing yet.
+
+        Raises `ConfigError`, `ModelError` or `TokenizerError` for what cannot be used.
+        """
+        platform = PLATFORMS.get(jax.default_backend(), PLATFORMS["default"])
+        source = resolve_model(config.model_path)
+        self.config = config
+        self.clock = clock
+        self.model_config = source.config
+        self.model_name = config.model_name
+        self.tokenizer = load_tokenizer(source)
+        self.chat_template = _chat_template(self.tokenizer)
+        self.context_length = _context_length(config, source)
+        self.end_ids = source.eos_token_ids | self.tokenizer.eos_ids
+        self.stats = EngineStats()
+        self._random = random.Random(config.seed)
+        self._compiles = CompileCounter(self.stats)
+        if (directory := config.compile_cache_path()) is not None:
+            use_compile_cache(directory)
+
+        dtype = platform.dtype if config.dtype == "auto" else config.dtype
+        kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        params = load_params(source, source.config, dtype=dtype, stacked=platform.stacked, progress=progress)
+        limits = Limits(
+            config.max_num_seqs or platform.max_num_seqs,
+            config.max_num_batched_tokens or platform.max_num_batched_tokens,
+        )
+        pool = self._make_pool(config, platform, limits, _JAX_DTYPES[kv_dtype])
+        page_size = pool.shape.page_size
+        shapes = StepShapes(
+            limits.max_num_seqs,
+            limits.max_num_batched_tokens,
+            table_width=-(-self.context_length // page_size),
+            page_size=page_size,
+            num_pages=pool.shape.pages,
+        )
+        decoder = Decoder(source.config, _JAX_DTYPES[dtype], attention.select())
+        self.executor = JaxExecutor(
+            params, pool, StepFunctions(decoder, shapes), shapes, source.config.vocab_size
+        )
+        self.cache = CacheManager(
+            pool.shape.pages,
+            page_size,
+            config.make_eviction_policy(),
+            enabled=not config.disable_radix_cache,
+        )
+        self.loop = EngineLoop(
+            self.cache,
+            self.executor,
+            limits,
+            SCHEDULE_POLICIES[config.schedule_policy](),
+            clock=clock,
+            stats=self.stats,
+        )
+
+    def warm_up(self, progress: Callable[[Iterable[int]], Iterable[int]] = iter) -> None:
+        """Compiles all that serving can need, unless the config says to skip it."""
+        if self.config.skip_warmup:
+            return
+        started = self.clock()
+        self.executor.warm_up(progress)
+        logger.info(
+            "%d step programs ready, %d compiled now, in %.1f s",
+            self.executor.num_programs,
+            self.stats.compiles,
+            self.clock() - started,
+        )
+
+    def make_requests(
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        namespace: bytes = b"",
+        priority: int = 0,
+        on_delta: Callable[[Delta], None] | None = None,
+        continues: bool = False,
+    ) -> list[Request]:
+        """The `params.n` requests of one prompt, ids `request_id-0` and so on, ready for `loop.add`.
+
+        `continues`: the text goes on from the prompt's, so a leading space of a word piece is kept.
+        Raises `ParameterError` for anything out of range. Not to be called from two threads at once.
+        """
+        vocab = self.model_config.vocab_size
+        check_sampling(params, vocab_size=vocab)
+        max_total = check_prompt(
+            prompt_ids,
+            vocab_size=vocab,
+            context_length=self.context_length,
+            capacity_tokens=self.cache.capacity_tokens,
+            params=params,
+        )
+        seed = self._random.getrandbits(63) if params.seed is None else params.seed
+        stop_ids = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_ids |= self.end_ids
+        return [
+            Request(
+                id=f"{request_id}-{index}",
+                tokens=array("i", prompt_ids),
+                num_prompt=len(prompt_ids),
+                params=params,
+                seed=seed_for_choice(seed, index),
+                stop_ids=stop_ids,
+                max_total=max_total,
+                namespace=namespace,
+                priority=priority,
+                text=IncrementalText.of(self.tokenizer, params, continues=continues),
+                on_delta=on_delta,
+            )
+            for index in range(params.n)
+        ]
+
+    def close(self) -> None:
+        """Lets go of process-wide hooks; the object is of no use afterwards."""
+        self._compiles.close()
+
+    def _make_pool(
+        self, config: EngineConfig, platform: Platform, limits: Limits, dtype: jnp.dtype
+    ) -> DevicePool:
+        model = self.model_config
+        page_size = config.page_size or platform.page_size
+        one = PoolShape(1, model.num_layers, page_size, model.num_kv_heads, model.head_dim)
+        page_bytes = one.page_elements * jnp.dtype(dtype).itemsize
+        available = available_memory()
+        wanted = config.device_cache_bytes(available)
+        if wanted is None:
+            most = limits.max_num_seqs * -(-self.context_length // page_size) * page_bytes
+            wanted = min(int(available * platform.pool_share), most)
+        pages = wanted // page_bytes - 1
+        if pages < 1:
+            raise ConfigError(
+                f"device_cache_size: {wanted} bytes hold no page; a page of {page_size} tokens takes {page_bytes} bytes"
+                " and one more is kept as scratch"
+            )
+        if wanted > available:
+            raise ConfigError(
+                f"device_cache_size: {wanted} bytes are asked for, but only {available} are available"
+            )
+        return DevicePool(one._replace(pages=pages), dtype)
+
+
+def load_tokenizer(source: ModelSource) -> Tokenizer:
+    """The tokenizer that belongs to a model. Raises `TokenizerError`."""
+    return Tokenizer.from_gguf(source.raw) if source.kind == "gguf" else Tokenizer.from_hf_dir(source.path)
+
+
+def _chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
+    if tokenizer.chat_template is None:
+        return None
+    return ChatTemplate(tokenizer.chat_template, tokenizer.bos_token or "", tokenizer.eos_token or "")
+
+
+def _context_length(config: EngineConfig, source: ModelSource) -> int:
+    most = source.config.max_position_embeddings
+    if config.context_length is not None and config.context_length > most:
+        raise ConfigError(f"context_length: {config.context_length} exceeds the model's own {most}")
+    return config.context_length or most

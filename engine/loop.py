@@ -1,0 +1,186 @@
+"""The engine's loop, free of jax and of wall clocks: production and simulation differ in executor, transfers and clock.
+
+    step n + 1 is planned and submitted      | the device runs step n
+    step n's tokens are collected and judged | the device runs step n + 1
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+
+from ..cache.manager import CacheManager
+from .plan import Executor, NoTransfers, Sampled, StepPlan, Transfers
+from .request import Delta, FinishReason, Request, Status, TokenLogprob
+from .schedule_policy import SchedulePolicy
+from .scheduler import Limits, Scheduler
+from .stats import EngineStats
+
+logger = logging.getLogger(__name__)
+
+
+class EngineLoop:
+    """Runs requests to their ends. Not thread safe: one thread calls everything here."""
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        executor: Executor,
+        limits: Limits,
+        policy: SchedulePolicy,
+        *,
+        clock: Callable[[], float],
+        transfers: Transfers | None = None,
+        stats: EngineStats | None = None,
+    ) -> None:
+        self.stats = stats or EngineStats()
+        self._transfers = transfers or NoTransfers()
+        self.scheduler = Scheduler(cache, limits, policy, self._transfers, self.stats)
+        self._cache = cache
+        self._executor = executor
+        self._clock = clock
+        self._in_flight: deque[StepPlan] = deque()
+        self._requests: dict[str, Request] = {}
+        self._busy_since = 0.0
+        self._update_gauges()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to run and nothing in flight."""
+        return not self._requests and not self._in_flight
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Ids of the requests that have not ended."""
+        return list(self._requests)
+
+    def add(self, request: Request) -> None:
+        """Takes in a validated request. Raises ValueError for an id that is in use."""
+        if request.id in self._requests:
+            raise ValueError(f"request id {request.id!r} is in use")
+        now = self._clock()
+        request.arrival = now
+        self._requests[request.id] = request
+        self.scheduler.add(request)
+        self._transfers.start(request, now)
+        self.stats.waiting = len(self.scheduler.waiting)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request in whatever state it is; unknown and ended ids are ignored."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._finish(request, "abort", Delta(request, [], "", []))
+            self._update_gauges()
+
+    def step(self) -> bool:
+        """One turn: schedule and submit, look after transfers, collect and commit what is older.
+
+        Returns False when there was nothing to do but wait.
+        """
+        started = self._clock()
+        plan = self._schedule(started)
+        self._transfers.poll(started)
+        collects = len(self._in_flight) > (plan is not None)
+        if collects:
+            self._collect()
+        self._update_gauges()
+        return plan is not None or collects
+
+    def _schedule(self, now: float) -> StepPlan | None:
+        plan = self.scheduler.plan(now)
+        if plan is None:
+            return None
+        try:
+            self._executor.submit(plan)
+        except Exception as error:
+            self._fail(error)
+            return None
+        if not self._in_flight:
+            self._busy_since = now
+        self._in_flight.append(plan)
+        self.stats.steps += 1
+        self.stats.computed_tokens += plan.num_tokens
+        return plan
+
+    def _collect(self) -> None:
+        plan = self._in_flight[0]
+        try:
+            sampled = self._executor.collect()
+        except Exception as error:
+            self._fail(error)
+            return
+        self._in_flight.popleft()
+        now = self._clock()
+        self.stats.device_busy_seconds += now - self._busy_since
+        self._busy_since = now
+        rows = [row for row in plan.rows if row.sample]
+        for row, token in zip(rows, sampled, strict=True):
+            row.request.in_flight -= 1
+            if row.request.status is not Status.FINISHED:
+                self._accept(row.request, token, now)
+
+    def _accept(self, request: Request, sampled: Sampled, now: float) -> None:
+        """Adds a token to its request, and ends the request if the token says so."""
+        request.tokens.append(sampled.token_id)
+        self.stats.generated_tokens += 1
+        if request.first_token is None:
+            request.first_token = now
+        delta = Delta(request, [sampled.token_id], "", [])
+        reason: FinishReason | None = None
+        if sampled.token_id in request.stop_ids and request.num_output > request.params.min_tokens:
+            # The end token is no part of the answer: it has neither text nor log-probs.
+            reason = "stop"
+        else:
+            if request.params.logprobs is not None:
+                top = sampled.top[: request.params.logprobs]
+                delta.logprobs.append(TokenLogprob(sampled.token_id, sampled.logprob, top))
+            stopped = False
+            if request.text is not None:
+                delta.text, stopped = request.text.append(sampled.token_id)
+            if stopped:
+                reason = "stop"
+            elif len(request.tokens) >= request.max_total:
+                reason = "length"
+        if reason is not None:
+            self._finish(request, reason, delta)
+            return
+        if request.status is Status.RUNNING:
+            self.scheduler.commit(request)
+        _emit(delta)
+
+    def _finish(self, request: Request, reason: FinishReason, delta: Delta) -> None:
+        self.scheduler.finish(request)
+        self._end(request, reason, delta)
+
+    def _end(self, request: Request, reason: FinishReason, delta: Delta) -> None:
+        del self._requests[request.id]
+        self._transfers.cancel(request)
+        if request.text is not None:
+            delta.text += request.text.flush()
+        request.finish_reason = delta.finish_reason = reason
+        request.finished_at = self._clock()
+        self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
+        _emit(delta)
+
+    def _fail(self, error: Exception) -> None:
+        """A step failed on the device: its pages are lost, so running requests end with an error and the rest go on."""
+        logger.error("a step failed on the device; running requests end, the cache starts empty", exc_info=error)
+        self.stats.faults += 1
+        self._in_flight.clear()
+        self._executor.reset()
+        for request in self.scheduler.lose_device():
+            message = f"the step failed on the device: {type(error).__name__}: {error}"
+            self._end(request, "error", Delta(request, [], "", [], error=message))
+
+    def _update_gauges(self) -> None:
+        stats, cache = self.stats, self._cache
+        stats.waiting, stats.running = len(self.scheduler.waiting), len(self.scheduler.running)
+        stats.pages_total, stats.pages_free = cache.num_pages, cache.free
+        stats.pages_evictable, stats.pages_in_use = cache.evictable, cache.in_use
+        stats.evicted_pages = cache.stats.evicted_pages
+
+
+def _emit(delta: Delta) -> None:
+    if delta.request.on_delta is not None:
+        delta.request.on_delta(delta)

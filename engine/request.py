@@ -1,0 +1,131 @@
+"""What a request is, from a caller's parameters to the state that the scheduler keeps. Pure: no jax, no clock."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..cache.manager import Lease
+
+FinishReason = str
+"""`stop` (end token or stop string), `length`, `abort`, or `error`."""
+
+
+@dataclass(slots=True)
+class SamplingParams:
+    """How to choose tokens; the fields and defaults that users of OpenAI-style engines know.
+
+    `engine.validate.check_sampling` refuses out-of-range values with `ParameterError`.
+    """
+
+    max_tokens: int = 128
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 or -1 = all."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    n: int = 1
+    stop: list[str] = field(default_factory=list)
+    stop_token_ids: list[int] = field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """None: no log-probs; k: the chosen token's and the k likeliest ones', of the raw model distribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probs at one generated position."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+    """`(token id, log-prob)`, likeliest first; as many as were asked for."""
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one step added to a request; the text may lag the tokens (split characters, possible stop strings)."""
+
+    request: Request
+    token_ids: list[int]
+    text: str
+    logprobs: list[TokenLogprob]
+    finish_reason: FinishReason | None = None
+    error: str | None = None
+
+
+class OutputText(Protocol):
+    """Turns a request's tokens into text and watches for stop strings; one per request."""
+
+    def append(self, token_id: int) -> tuple[str, bool]:
+        """Adds a token; returns the text that is now final and whether a stop string matched."""
+        ...
+
+    def flush(self) -> str:
+        """The held-back rest, once no more tokens come."""
+        ...
+
+
+class Status(enum.Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """One choice of one call, as the loop sees it. `tokens` is the prompt followed by the accepted output."""
+
+    id: str
+    tokens: array[int]
+    num_prompt: int
+    params: SamplingParams
+    seed: int
+    """Resolved: `params.seed` (mixed with the choice's index) or drawn from the engine's generator."""
+    stop_ids: frozenset[int]
+    """Ids that end the request: model's end tokens (unless `ignore_eos`) and `stop_token_ids`."""
+    max_total: int
+    """Prompt plus output never exceed this; fixed at arrival from max_tokens, context and pool size."""
+    namespace: bytes = b""
+    """Requests share KV only within a namespace (tenant salt)."""
+    priority: int = 0
+    text: OutputText | None = None
+    on_delta: Callable[[Delta], None] | None = None
+
+    status: Status = Status.WAITING
+    arrival: float = 0.0
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    finished_at: float | None = None
+    finish_reason: FinishReason | None = None
+    cached_tokens: int = 0
+    """Prompt tokens found in the cache at first admission; what usage reports."""
+    lease: Lease | None = None
+    slot: int = -1
+    """Row of the per-request device state while running; -1 otherwise."""
+    residency: int = 0
+    """Counts admissions, so that the executor sets the slot's state up anew after a retraction."""
+    num_computed: int = 0
+    """Positions whose KV has been submitted to the device."""
+    in_flight: int = 0
+    """Sampled tokens not collected yet (0 or 1)."""
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def length(self) -> int:
+        """Known tokens plus those still in flight."""
+        return len(self.tokens) + self.in_flight

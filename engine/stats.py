@@ -1,0 +1,37 @@
+"""What the engine counts. Counters only grow; gauges are set after every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Read by metrics from another thread: single fields are consistent, the whole need not be."""
+
+    prompt_tokens: int = 0
+    """Prompt tokens of requests, counted once, at first admission: the cache's queries."""
+    cached_tokens: int = 0
+    """Those of them that were not computed for their request: the cache's hits."""
+    generated_tokens: int = 0
+    computed_tokens: int = 0
+    """Tokens that went through the model, recomputation after retractions included."""
+    steps: int = 0
+    retractions: int = 0
+    faults: int = 0
+    """Steps that failed on the device."""
+    finished: dict[str, int] = field(default_factory=dict)
+    """Ended requests by finish reason."""
+    device_busy_seconds: float = 0.0
+    host_seconds: float = 0.0
+    """Time of the loop outside waiting for the device."""
+    compiles: int = 0
+    """Programs compiled since the start; flat after warm-up."""
+
+    waiting: int = 0
+    running: int = 0
+    pages_total: int = 0
+    pages_free: int = 0
+    pages_evictable: int = 0
+    pages_in_use: int = 0
+    evicted_pages: int = 0

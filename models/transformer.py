@@ -1,0 +1,169 @@
+"""The Llama-lineage decoder as functional Flax: nnx defines the layers, plain leaves go through one jitted step.
+
+`Layer` and `Trunk` are nnx modules; `forward` merges them with the parameters while it is traced. Parameters are the
+nested dict that `weights.loader.load_params` returns. `params["layers"]` is either one dict of stacked leaves
+`[L, ...]`, scanned, or a tuple of per-layer dicts, unrolled: XLA's CPU backend copies each layer's slice out of a
+stacked array, which costs a third of a batch-1 decode step.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax import lax
+
+from ..pallas_kernels.attention import Attend
+from ..pallas_kernels.batch import RaggedBatch
+from ..pallas_kernels.pages import write_kv
+from .config import ModelConfig
+from .rope import rope_frequencies
+
+Params = dict[str, Any]
+
+
+class StepTokens(NamedTuple):
+    """The flat token axis of a step, padded to T."""
+
+    ids: jax.Array
+    """i32 `[T]`."""
+    positions: jax.Array
+    """i32 `[T]`: index of each token in its sequence."""
+    slots: jax.Array
+    """i32 `[T]`: where its KV goes (`pages.write_kv`); -1 for padding."""
+
+
+class Layer(nnx.Module):
+    """One decoder layer. Parameter names and shapes are `ModelConfig.layer_shapes`."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
+        self.config = config
+        for name, shape in config.layer_shapes().items():
+            setattr(self, name, nnx.Param(jnp.zeros(shape, dtype)))
+
+    def __call__(
+        self,
+        x_td: jax.Array,
+        pool: jax.Array,
+        layer: jax.Array | int,
+        window: jax.Array | int,
+        rotary: tuple[jax.Array, jax.Array],
+        tokens: StepTokens,
+        batch: RaggedBatch,
+        attend: Attend,
+    ) -> tuple[jax.Array, jax.Array]:
+        c = self.config
+        rows = x_td.shape[0]
+        qkv = self._linear("qkv", rms_norm(x_td, self._leaf("attn_norm"), c.rms_norm_eps))
+        qkv = qkv.reshape(rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
+        q, k, v = jnp.split(qkv, (c.num_heads, c.num_heads + c.num_kv_heads), axis=1)
+        if c.qk_norm:
+            q = rms_norm(q, self._leaf("q_norm"), c.rms_norm_eps)
+            k = rms_norm(k, self._leaf("k_norm"), c.rms_norm_eps)
+        q, k = rotate(q, *rotary), rotate(k, *rotary)
+        pool = write_kv(pool, k, v, tokens.slots, layer)
+        attended = attend(q, pool, layer, batch, window=window)
+        x_td = x_td + self._linear("o", attended.reshape(rows, -1))
+        gate_up = self._linear("gate_up", rms_norm(x_td, self._leaf("mlp_norm"), c.rms_norm_eps))
+        gate, up = jnp.split(gate_up, 2, axis=-1)
+        return x_td + self._linear("down", jax.nn.silu(gate) * up), pool
+
+    def _leaf(self, name: str) -> jax.Array:
+        return getattr(self, name)[...]
+
+    def _linear(self, name: str, x_td: jax.Array) -> jax.Array:
+        out = linear(x_td, self._leaf(name))
+        bias = f"{name}_bias"
+        return out + self._leaf(bias) if hasattr(self, bias) else out
+
+
+class Trunk(nnx.Module):
+    """What stands outside the layers: embedding, final norm, output head."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
+        self.config = config
+        for name, shape in config.top_shapes().items():
+            setattr(self, name, nnx.Param(jnp.zeros(shape, dtype)))
+
+    def embed_tokens(self, ids_t: jax.Array) -> jax.Array:
+        return self.embed[...][ids_t]
+
+    def normalize(self, x_td: jax.Array) -> jax.Array:
+        return rms_norm(x_td, self.final_norm[...], self.config.rms_norm_eps)
+
+    def logits(self, x_sd: jax.Array) -> jax.Array:
+        head = self.embed if self.config.tie_embeddings else self.lm_head
+        return linear(x_sd, head[...]).astype(jnp.float32)
+
+
+class Decoder:
+    """The model's pure functions. Holds structure only; every array is an argument."""
+
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, attend: Attend) -> None:
+        self.config = config
+        self.dtype = dtype
+        self._attend = attend
+        self._layer_def, self._layer_state = nnx.split(nnx.eval_shape(lambda: Layer(config, dtype)))
+        self._trunk_def, self._trunk_state = nnx.split(nnx.eval_shape(lambda: Trunk(config, dtype)))
+        self._inv_freq, self._rope_scale = rope_frequencies(config.rope, config.head_dim)
+
+    def forward(
+        self, params: Params, pool: jax.Array, tokens: StepTokens, batch: RaggedBatch
+    ) -> tuple[jax.Array, jax.Array]:
+        """Runs all layers over the step's tokens: normalised hidden states `[T, D]`, and the pool with their KV."""
+        x = self._trunk(params).embed_tokens(tokens.ids)
+        angles = tokens.positions[:, None].astype(jnp.float32) * self._inv_freq[None]
+        rotary = (jnp.cos(angles) * self._rope_scale, jnp.sin(angles) * self._rope_scale)
+        windows = np.asarray([self.config.window(i) for i in range(self.config.num_layers)], np.int32)
+
+        def layer(x, pool, leaves, index, window):
+            module = nnx.merge(self._layer_def, _fill(self._layer_state, leaves))
+            return module(x, pool, index, window, rotary, tokens, batch, self._attend)
+
+        layers = params["layers"]
+        if isinstance(layers, tuple):
+            for index, leaves in enumerate(layers):
+                x, pool = layer(x, pool, leaves, index, int(windows[index]))
+        else:
+
+            def body(carry, xs):
+                return layer(*carry, *xs), None
+
+            indices = jnp.arange(self.config.num_layers, dtype=jnp.int32)
+            (x, pool), _ = lax.scan(body, (x, pool), (layers, indices, jnp.asarray(windows)))
+        return self._trunk(params).normalize(x), pool
+
+    def logits(self, params: Params, hidden_sd: jax.Array) -> jax.Array:
+        """f32 logits `[S, V]` of normalised hidden states `[S, D]`."""
+        return self._trunk(params).logits(hidden_sd)
+
+    def _trunk(self, params: Params) -> Trunk:
+        leaves = {name: params[name] for name in self.config.top_shapes()}
+        return nnx.merge(self._trunk_def, _fill(self._trunk_state, leaves))
+
+
+def linear(x_ti: jax.Array, weight_oi: jax.Array) -> jax.Array:
+    """`x @ weight.T`; weights are stored `[out, in]`, the order in which a matrix-vector product streams memory."""
+    return lax.dot_general(x_ti, weight_oi, (((1,), (1,)), ((), ())))
+
+
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """Root-mean-square norm over the last axis, computed in f32 (Zhang and Sennrich, 2019)."""
+    x32 = x.astype(jnp.float32)
+    scaled = x32 * lax.rsqrt(jnp.mean(x32 * x32, -1, keepdims=True) + eps)
+    return (scaled * weight).astype(x.dtype)
+
+
+def rotate(x_thd: jax.Array, cos_tr: jax.Array, sin_tr: jax.Array) -> jax.Array:
+    """Rotary position embedding, halves rotated against each other (Su et al., 2021)."""
+    x1, x2 = jnp.split(x_thd.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos_tr[:, None], sin_tr[:, None]
+    return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).astype(x_thd.dtype)
+
+
+def _fill(state: nnx.State, leaves: dict[str, jax.Array]) -> nnx.State:
+    nnx.replace_by_pure_dict(filled := jax.tree.map(lambda leaf: leaf, state), leaves)
+    return filled

@@ -1,0 +1,60 @@
+"""The device pool's layout and the few functions that may know it.
+
+A pool is `[pages + 1, layers, page_size, kv_heads, 2 * head_dim]`: a page holds the K and V of all layers for its
+tokens (K in the first half of the last axis, V in the second) and is one contiguous block, as in every other tier.
+The last page is scratch: padding tokens write there. (Dropping their writes instead would make a one-token update
+conditional, and XLA's CPU backend then copies the whole pool in every layer.)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class PoolShape(NamedTuple):
+    """Sizes of a device pool."""
+
+    pages: int
+    layers: int
+    page_size: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def array(self) -> tuple[int, int, int, int, int]:
+        return (self.pages + 1, self.layers, self.page_size, self.kv_heads, 2 * self.head_dim)
+
+    @property
+    def page_elements(self) -> int:
+        return self.layers * self.page_size * self.kv_heads * 2 * self.head_dim
+
+
+def write_kv(
+    pool: jax.Array, k_tkd: jax.Array, v_tkd: jax.Array, slots_t: jax.Array, layer: jax.Array | int
+) -> jax.Array:
+    """Stores one layer's K and V of T tokens, in place when `pool` is donated.
+
+    k_tkd, v_tkd: `[T, kv_heads, head_dim]`; slots_t: i32 `[T]`, `page * page_size + offset`; real tokens'
+    are distinct and in range (the host checks), padding names the scratch page.
+    """
+    pages, layers, page_size, kv_heads, width = pool.shape
+    rows = pool.reshape(pages * layers * page_size, kv_heads, width)
+    page, offset = slots_t // page_size, slots_t % page_size
+    index = (page * layers + layer) * page_size + offset
+    kv = jnp.concatenate([k_tkd, v_tkd], axis=-1).astype(pool.dtype)
+    if index.shape[0] == 1:
+        # A scatter of one row is lowered to a fused dynamic-update-slice, for which XLA's CPU backend copies the pool.
+        scratch = rows.shape[0] - 1
+        index = jnp.concatenate([index, jnp.full(1, scratch, index.dtype)])
+        kv = jnp.concatenate([kv, jnp.zeros_like(kv)])
+    return rows.at[index].set(kv, mode="promise_in_bounds", unique_indices=True).reshape(pool.shape)
+
+
+def gather_layer(pool: jax.Array, pages_n: jax.Array, layer: jax.Array | int) -> jax.Array:
+    """KV rows of one layer for N pages: `[N * page_size, kv_heads, 2 * head_dim]`."""
+    pages, layers, page_size, kv_heads, width = pool.shape
+    blocks = pool.reshape(pages * layers, page_size, kv_heads, width)
+    return blocks[pages_n * layers + layer].reshape(-1, kv_heads, width)

@@ -1,0 +1,267 @@
+"""Bodies of the OpenAI-style endpoints: their types, and every check that needs no tokenizer."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from ..engine.request import SamplingParams
+from ..engine.validate import check_messages
+from .errors import bad_request
+
+log = logging.getLogger(__name__)
+
+MAX_TOP_LOGPROBS = 20
+
+
+class StreamOptions(msgspec.Struct):
+    """`stream_options` of a body."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class _Unsupported(msgspec.Struct, kw_only=True):
+    """Fields whose meaning this server cannot honour: refused by name unless they ask for nothing."""
+
+    tools: Any = None
+    tool_choice: Any = None
+    functions: Any = None
+    function_call: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    modalities: Any = None
+    audio: Any = None
+    web_search_options: Any = None
+    suffix: Any = None
+    prompt_logprobs: Any = None
+    truncate_prompt_tokens: Any = None
+    use_beam_search: Any = None
+    logits_processors: Any = None
+
+
+class Common(_Unsupported, kw_only=True):
+    """What chat and completions bodies share. `null` means the same as leaving a field away."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    seed: int | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    return_token_ids: bool | None = None
+
+
+class ChatBody(Common, kw_only=True):
+    """Body of `/v1/chat/completions`."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionBody(Common, kw_only=True):
+    """Body of `/v1/completions`."""
+
+    prompt: str | list[str | int | list[int]]
+    logprobs: int | None = None
+    echo: bool | None = None
+    best_of: int | None = None
+
+
+def decode_chat(body: bytes) -> ChatBody:
+    """Parses and checks a chat body; messages come out with plain string contents.
+
+    Raises `ApiError` 400 or `ParameterError`.
+    """
+    chat = _decode(body, ChatBody)
+    _check_common(chat)
+    check_messages(chat.messages)
+    chat.messages = [_plain_message(message, f"messages[{i}]") for i, message in enumerate(chat.messages)]
+    if chat.top_logprobs is not None:
+        if not 0 <= chat.top_logprobs <= MAX_TOP_LOGPROBS:
+            raise bad_request(f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}.", "top_logprobs")
+        if chat.top_logprobs and not chat.logprobs:
+            raise bad_request("top_logprobs needs logprobs: true.", "top_logprobs")
+    if chat.max_tokens is not None and chat.max_tokens < 1:
+        raise bad_request("max_tokens must be at least 1.", "max_tokens")
+    if chat.max_completion_tokens is not None and chat.max_completion_tokens < 1:
+        raise bad_request("max_completion_tokens must be at least 1.", "max_completion_tokens")
+    if chat.continue_final_message:
+        if chat.add_generation_prompt:
+            message = "continue_final_message and add_generation_prompt exclude each other."
+            raise bad_request(message, "continue_final_message")
+        if chat.messages[-1]["role"] != "assistant":
+            message = "continue_final_message needs a last message of the assistant."
+            raise bad_request(message, "continue_final_message")
+    return chat
+
+
+def decode_completion(body: bytes) -> CompletionBody:
+    """Parses and checks a completions body. Raises `ApiError` 400."""
+    completion = _decode(body, CompletionBody)
+    _check_common(completion)
+    if completion.echo and completion.logprobs is not None:
+        raise bad_request("echo together with logprobs is not supported.", "echo", "unsupported_parameter")
+    n = 1 if completion.n is None else completion.n
+    if completion.best_of is not None and completion.best_of != n:
+        raise bad_request(f"best_of other than n ({n}) is not supported.", "best_of", "unsupported_parameter")
+    return completion
+
+
+def prompts_of(body: CompletionBody) -> list[str | list[int]]:
+    """The prompts of a completions body, each a text or token ids, in order. Raises `ApiError` 400."""
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise bad_request("prompt must not be empty.", "prompt")
+    if all(isinstance(part, int) for part in prompt):
+        return [[part for part in prompt if isinstance(part, int)]]
+    prompts = [part for part in prompt if not isinstance(part, int)]
+    if len({type(part) for part in prompts}) != 1 or len(prompts) != len(prompt):
+        raise bad_request("prompt must be a text, token ids, or a list of one of these kinds.", "prompt")
+    return prompts
+
+
+def sampling_params(body: Common, *, max_tokens: int, logprobs: int | None) -> SamplingParams:
+    """The body's sampling fields in the engine's terms; ranges are checked by the engine."""
+    params = SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
+    for name in _COPIED:
+        value = getattr(body, name)
+        if value is not None:
+            setattr(params, name, value)
+    if body.stop is not None:
+        params.stop = [body.stop] if isinstance(body.stop, str) else body.stop
+    for key, bias in (body.logit_bias or {}).items():
+        if not re.fullmatch(r"-?\d{1,18}", key, re.ASCII):
+            raise bad_request(f"logit_bias: {key[:40]!r} is not a token id.", "logit_bias")
+        params.logit_bias[int(key)] = bias
+    return params
+
+
+def salt_namespace(cache_salt: str | None) -> bytes:
+    """Namespace of KV that only requests with the same salt share; typed and length-framed."""
+    if cache_salt is None:
+        return b""
+    salt = cache_salt.encode()
+    return b"salt:" + len(salt).to_bytes(4, "big") + salt
+
+
+_COPIED = (
+    *("temperature", "top_p", "top_k", "min_p", "n", "seed"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+    *("min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"),
+)
+
+_Body = TypeVar("_Body", bound=Common)
+_AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
+_MISSING = re.compile(r"Object missing required field `(\w+)`")
+
+
+def _decode(body: bytes, kind: type[_Body]) -> _Body:
+    if not body:
+        raise bad_request("The body is empty; send a JSON object.")
+    try:
+        value = msgspec.json.decode(body, type=kind)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(str(error)) from None
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise bad_request(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+    except RecursionError:
+        raise bad_request("The body's JSON is nested too deeply.", code="invalid_json") from None
+    if log.isEnabledFor(logging.DEBUG):
+        names = msgspec.json.decode(body, type=dict[str, msgspec.Raw]).keys()
+        if unknown := sorted(names - set(kind.__struct_fields__)):
+            log.debug("fields ignored: %s", ", ".join(name[:40] for name in unknown[:20]))
+    return value
+
+
+def _wrong_type(text: str) -> Exception:
+    match = _AT.fullmatch(text)
+    what, path = (match["what"], match["path"] or "") if match else (text, "")
+    path = path.removesuffix("[...]")
+    if missing := _MISSING.fullmatch(what):
+        param = f"{path}.{missing[1]}" if path else missing[1]
+        return bad_request(f"{param} is missing.", param)
+    return bad_request(
+        f"{path or 'body'}: {what[:1].lower()}{what[1:].replace(' | null', '')}.", path or None
+    )
+
+
+def _check_common(body: Common) -> None:
+    for name in _Unsupported.__struct_fields__:
+        value = getattr(body, name)
+        if value is None or value is False or value in ("", [], {}):
+            continue
+        if (allowed := _HARMLESS.get(name)) is not None and allowed(body, value):
+            continue
+        raise bad_request(f"{name} is not supported by this server.", name, "unsupported_parameter")
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options needs stream: true.", "stream_options")
+    if body.cache_salt == "":
+        raise bad_request("cache_salt must not be empty; leave it away to share the cache.", "cache_salt")
+    if body.priority is not None and not -(2**31) <= body.priority < 2**31:
+        raise bad_request("priority must fit 32 bits.", "priority")
+
+
+_HARMLESS: dict[str, Callable[[Common, Any], bool]] = {
+    "tools": lambda body, _: body.tool_choice == "none",
+    "tool_choice": lambda body, value: value == "none" or (value == "auto" and not body.tools),
+    "functions": lambda body, _: body.function_call == "none",
+    "function_call": lambda body, value: value == "none" or (value == "auto" and not body.functions),
+    "response_format": lambda _, value: value == {"type": "text"},
+    "modalities": lambda _, value: value == ["text"],
+}
+
+
+def _plain_message(message: dict[str, Any], where: str) -> dict[str, Any]:
+    role, content = message["role"], message.get("content")
+    if isinstance(content, list):
+        content = "\n".join(_text_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+    # "developer" is the newer spelling of "system", which is what models' templates know.
+    return {**message, "role": "system" if role == "developer" else role, "content": content or ""}
+
+
+def _text_part(part: Any, where: str) -> str:
+    if not isinstance(part, dict):
+        raise bad_request(f"{where} must be an object.", where)
+    if part.get("type") != "text":
+        raise bad_request(
+            f"{where}: only text parts are supported.", f"{where}.type", "unsupported_parameter"
+        )
+    if not isinstance(part.get("text"), str):
+        raise bad_request(f"{where}.text must be a text.", f"{where}.text")
+    return part["text"]

@@ -1,0 +1,165 @@
+"""`tierax serve`: builds the engine, serves it until a signal comes, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+
+from aiohttp import web
+
+from ..engine.config import EngineConfig
+from .app import make_app
+from .config import ServerConfig
+from .generation import EngineRunner
+from .keys import SERVICE
+
+EXIT_PORT_IN_USE = 2
+POLL = 0.1
+"""Seconds between looks at the engine's thread."""
+PROGRESS_POLLS = 30
+"""Looks between two lines about the warm-up."""
+LINGER = 2.0
+"""Seconds in which the rest of a refused body is thrown away, so that its sender gets to read the refusal."""
+
+
+def run(config: EngineConfig, server: ServerConfig) -> int:
+    """Serves until SIGINT or SIGTERM; returns the process's exit code.
+
+    2 when the port cannot be had, 1 when the engine stopped by itself. Raises `ConfigError` for settings that do
+    not fit the model or the machine.
+    """
+    logging.basicConfig(
+        level=server.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    # Before the model is loaded, which takes a while: a port in use should show at once.
+    try:
+        listener = bind(server.host, server.port)
+    except OSError as error:
+        print(f"tierax serve: {_listen_problem(server, error)}", file=sys.stderr)
+        return EXIT_PORT_IN_USE
+    with listener:
+        # jax and the model's code load here, not when the command is parsed.
+        from ..engine.engine import Engine
+        from ..engine.thread import EngineThread
+
+        engine = Engine(config)
+        return asyncio.run(serve(EngineThread(engine), server, listener))
+
+
+async def serve(
+    thread: EngineRunner,
+    server: ServerConfig,
+    listener: socket.socket,
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+) -> int:
+    """Starts the engine's thread and serves on `listener` until a signal or the engine's end; `say` tells of it."""
+    signals = Signals()
+    runner = make_runner(make_app(thread, server))
+    await runner.setup()
+    thread.start()
+    try:
+        await web.SockSite(runner, listener).start()
+        if await _warm_up(thread, signals.first, say):
+            say(ready_text(thread, server, listener))
+        while thread.alive and not signals.first.done():
+            await asyncio.wait((signals.first,), timeout=POLL)
+        if not signals.first.done():
+            say("The engine has stopped; its log says why.")
+            return 1
+        say("Shutting down: finishing what runs; once more to stop at once.")
+        draining = asyncio.ensure_future(runner.app[SERVICE].drain(server.shutdown_timeout))
+        await asyncio.wait((draining, signals.second), return_when=asyncio.FIRST_COMPLETED)
+        draining.cancel()
+        return 0
+    finally:
+        signals.close()
+        await runner.cleanup()
+        await asyncio.to_thread(thread.close)
+
+
+def make_runner(app: web.Application) -> web.AppRunner:
+    """A runner as the application needs it.
+
+    Handlers are cancelled when their client goes away, which aborts their generations; bodies arrive as they were
+    sent, for `read_body` to unpack within bounds.
+    """
+    return web.AppRunner(
+        app,
+        handler_cancellation=True,
+        auto_decompress=False,
+        lingering_time=LINGER,
+        shutdown_timeout=1.0,
+        access_log=logging.getLogger(f"{__name__}.access"),
+        access_log_format='%a "%r" %s, %b bytes, %Tf s',
+    )
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that holds the port, but refuses connections until something listens on it. Raises `OSError`."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, address = found[0]
+    holder = socket.socket(family, kind, protocol)
+    try:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(address)
+    except OSError:
+        holder.close()
+        raise
+    return holder
+
+
+def ready_text(thread: EngineRunner, server: ServerConfig, listener: socket.socket) -> str:
+    """What to tell once calls are taken: the address and a command to try."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
+    key = ' -H "Authorization: Bearer $API_KEY"' if server.api_key else ""
+    return (
+        f"Ready: {thread.engine.model_name} on http://{host}:{port}/v1 - try\n"
+        f"  curl http://{host}:{port}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
+        """    -d '{"messages": [{"role": "user", "content": "Hello!"}]}'"""
+    )
+
+
+def _listen_problem(server: ServerConfig, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {server.port} on {server.host} is in use; choose another with --port"
+    return f"cannot listen on {server.host} port {server.port}: {error.strerror or error}"
+
+
+class Signals:
+    """SIGINT and SIGTERM as futures: `first` asks to end gracefully, `second` at once."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.first: asyncio.Future[None] = self._loop.create_future()
+        self.second: asyncio.Future[None] = self._loop.create_future()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._arrived)
+
+    def _arrived(self) -> None:
+        for future in (self.first, self.second):
+            if not future.done():
+                future.set_result(None)
+                return
+
+    def close(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.remove_signal_handler(number)
+
+
+async def _warm_up(
+    thread: EngineRunner, signal_came: asyncio.Future[None], say: Callable[[str], None]
+) -> bool:
+    """Tells of the progress until the engine is ready (True), has died, or a signal came (False)."""
+    polls = 0
+    while thread.alive and not thread.ready and not signal_came.done():
+        if polls % PROGRESS_POLLS == 0:
+            say(f"Warming up: {thread.engine.stats.compiles} programs compiled")
+        polls += 1
+        await asyncio.wait((signal_came,), timeout=POLL)
+    return thread.alive and thread.ready

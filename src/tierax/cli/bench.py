@@ -1,0 +1,31 @@
+"""`tierax bench NAME …`: hands the rest of the line to that benchmark."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+
+from .errors import UsageError
+
+BENCHMARKS = {
+    "offline": "decode and prefill speed against the memory bound, the bare step and installed peers",
+    "radix": "host time of the prefix tree and the page allocator",
+}
+"""Name -> summary; each is a module of `tierax.bench` with `main(argv) -> int`."""
+
+
+def run(argv: list[str]) -> int:
+    """Runs one benchmark and returns its exit code."""
+    if not argv or argv[0] in ("-h", "--help"):
+        width = max(map(len, BENCHMARKS))
+        lines = [f"  {name:<{width}}  {summary}" for name, summary in BENCHMARKS.items()]
+        text = "\n".join(["usage: tierax bench NAME …", "", "benchmarks:", *lines])
+        print(text, file=sys.stdout if argv else sys.stderr)
+        return 0 if argv else 2
+    name, *rest = argv
+    if name not in BENCHMARKS:
+        near = difflib.get_close_matches(name, BENCHMARKS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(BENCHMARKS)}"
+        raise UsageError("tierax bench", f"no benchmark {name!r}; {hint}")
+    return importlib.import_module(f"..bench.{name}", __package__).main(rest)

@@ -1,0 +1,93 @@
+"""`tierax generate`: completes prompts; the text on stdout, the cache report on stderr."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import UsageError
+from .options import Option, Parser, add_engine_options, add_options, engine_config, pick
+
+if TYPE_CHECKING:
+    from ..engine.llm import Output
+
+SAMPLING_OPTIONS = (
+    Option("max_tokens", ("--max-tokens", "--max-new-tokens"), "most tokens to generate (128)", int, "N"),
+    Option("min_tokens", ("--min-tokens",), "fewest tokens before an end is allowed", int, "N"),
+    Option("temperature", ("--temperature",), "0 = always the likeliest token (1.0)", float, "T"),
+    Option("top_p", ("--top-p",), "keep the likeliest tokens that make up this probability", float, "P"),
+    Option("top_k", ("--top-k",), "keep the k likeliest tokens; 0 = all", int, "K"),
+    Option(
+        "min_p", ("--min-p",), "drop tokens below this share of the likeliest one's probability", float, "P"
+    ),
+    Option("repetition_penalty", ("--repetition-penalty",), "above 1 discourages what was said", float, "X"),
+    Option("frequency_penalty", ("--frequency-penalty",), "per occurrence in the output", float, "X"),
+    Option("presence_penalty", ("--presence-penalty",), "once for any occurrence in the output", float, "X"),
+    Option("ignore_eos", ("--ignore-eos",), "do not stop at the model's end token", const=True),
+)
+
+
+def run(argv: list[str]) -> int:
+    """Completes each prompt in turn; 1 when one of them failed."""
+    parser = Parser("tierax generate", "Complete prompts: the text on stdout, the cache report on stderr.")
+    source = parser.add_argument_group("prompts")
+    source.add_argument(
+        "--prompt", action="append", metavar="TEXT", help="a prompt, may be repeated; - reads stdin"
+    )
+    source.add_argument(
+        "--prompt-file", action="append", metavar="FILE", help="a prompt out of a file, may be repeated"
+    )
+    source.add_argument(
+        "--chat", action="store_true", help="send each prompt as a user's message of a chat of its own"
+    )
+    add_options(parser, SAMPLING_OPTIONS, "sampling")
+    parser.add_argument("--stop", action="append", metavar="TEXT", help="stop at this text, may be repeated")
+    add_engine_options(parser)
+    values = vars(parser.parse_args(argv))
+
+    prompts = _prompts(values)
+    if not prompts:
+        parser.error("give at least one --prompt TEXT or --prompt-file FILE")
+    config = engine_config(values, parser)
+
+    from ..engine.llm import LLM
+    from ..engine.request import SamplingParams
+
+    params = SamplingParams(**pick(values, SAMPLING_OPTIONS), stop=values["stop"] or [])
+    llm = LLM(config)
+    if values["chat"]:
+        outputs = llm.chat([[{"role": "user", "content": prompt}] for prompt in prompts], params)
+    else:
+        outputs = llm.generate(prompts, params)
+    return _report(outputs)
+
+
+def _prompts(values: dict[str, Any]) -> list[str]:
+    texts = [sys.stdin.read() if text == "-" else text for text in values["prompt"] or []]
+    return texts + [_read(Path(name)) for name in values["prompt_file"] or []]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError("tierax generate", f"{path} is not UTF-8 text: byte {error.start}") from None
+
+
+def _report(outputs: list[Output]) -> int:
+    """Prints texts and the cache report, in the order of the prompts."""
+    failed = 0
+    for number, output in enumerate(outputs, start=1):
+        label = f"prompt {number}: " if len(outputs) > 1 else ""
+        if output.error is not None:
+            failed += 1
+            print(f"tierax generate: {label}{output.error}", file=sys.stderr)
+            continue
+        print(output.text, flush=True)
+        print(
+            f"{label}{output.cached_tokens} prompt tokens from the cache, "
+            f"{len(output.token_ids)} generated ({output.finish_reason})",
+            file=sys.stderr,
+        )
+    return 1 if failed else 0

@@ -1,0 +1,27 @@
+"""`tierax serve`: a model behind an OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+from .options import (
+    NAME_OPTION,
+    SERVER_OPTIONS,
+    Parser,
+    add_engine_options,
+    add_options,
+    engine_config,
+    server_config,
+)
+
+
+def run(argv: list[str]) -> int:
+    """Parses, starts the server, and returns its exit code once it has shut down."""
+    parser = Parser("tierax serve", "Serve a model over HTTP.")
+    add_options(parser, (*SERVER_OPTIONS, NAME_OPTION), "server")
+    add_engine_options(parser)
+    values = vars(parser.parse_args(argv))
+    server = server_config(values)
+    config = engine_config(values, parser)
+
+    from ..serving.server import run as run_server
+
+    return run_server(config, server)

@@ -1,0 +1,278 @@
+"""An engine that says what a script tells it, from a thread of its own: for server tests without a model.
+
+It has the faces of `Engine` and `EngineThread` that serving uses, checks parameters as the engine does, and makes its
+text through the real `IncrementalText`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+from helpers.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
+from tierax.engine.chat_template import ChatTemplate
+from tierax.engine.request import Delta, Request, SamplingParams, Status, TokenLogprob
+from tierax.engine.text import IncrementalText
+from tierax.engine.validate import check_prompt, check_sampling, seed_for_choice
+
+Script = Callable[[Request, int], Iterable[int]]
+"""(request, its choice's index) -> the tokens that it "samples"."""
+
+
+def say(text: str) -> Script:
+    """Every choice says `text`, a byte per token, then ends."""
+    return lambda request, index: [*text.encode(), EOS]
+
+
+def babble(request: Request, index: int) -> Iterator[int]:
+    """Letters for ever; which ones follows from the request's seed."""
+    state = request.seed
+    while True:
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        yield ord("a") + (state >> 33) % 26
+
+
+@dataclass
+class FakeStats:
+    """The counters of `EngineStats` that serving reads."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    waiting: int = 0
+    running: int = 0
+    retractions: int = 0
+    compiles: int = 0
+    steps: int = 0
+    device_busy_seconds: float = 0.0
+    pages_free: int = 64
+    pages_evictable: int = 0
+    pages_in_use: int = 0
+    pages_total: int = 64
+    finished: dict[str, int] = field(default_factory=dict)
+
+
+class FakeEngine:
+    """Stands for `Engine`. A prompt that was seen before in its namespace counts as cached but for its last token."""
+
+    def __init__(
+        self,
+        script: Script = babble,
+        *,
+        context_length: int = 4096,
+        add_bos: bool = False,
+        template: bool = True,
+    ) -> None:
+        self.script = script
+        self.context_length = context_length
+        self.model_name = "fake"
+        self.tokenizer = byte_tokenizer(add_bos=add_bos)
+        source = self.tokenizer.chat_template
+        self.chat_template = ChatTemplate(source, "<|bos|>", "<|eos|>") if template and source else None
+        self.model_config = SimpleNamespace(vocab_size=VOCAB_SIZE)
+        self.stats = FakeStats()
+        self.seen: set[tuple[bytes, tuple[int, ...]]] = set()
+        self.made: list[Request] = []
+
+    def make_requests(
+        self,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        *,
+        request_id: str,
+        namespace: bytes = b"",
+        priority: int = 0,
+        on_delta: Callable[[Delta], None],
+    ) -> list[Request]:
+        check_sampling(params, vocab_size=VOCAB_SIZE)
+        limit = check_prompt(
+            prompt_ids,
+            vocab_size=VOCAB_SIZE,
+            context_length=self.context_length,
+            capacity_tokens=2 * self.context_length,
+            params=params,
+        )
+        ends = frozenset() if params.ignore_eos else self.tokenizer.eos_ids
+        seed = len(self.made) if params.seed is None else params.seed
+        requests = [
+            Request(
+                id=f"{request_id}-{index}",
+                tokens=array("i", prompt_ids),
+                num_prompt=len(prompt_ids),
+                params=params,
+                seed=seed_for_choice(seed, index),
+                stop_ids=ends | frozenset(params.stop_token_ids),
+                max_total=limit,
+                namespace=namespace,
+                priority=priority,
+                text=IncrementalText.of(self.tokenizer, params),
+                on_delta=on_delta,
+            )
+            for index in range(params.n)
+        ]
+        self.made += requests
+        return requests
+
+
+class FakeEngineThread:
+    """Stands for `EngineThread`: each step gives one token to each running request, the first step none.
+
+    Tests may change `step_seconds`, `max_running` and `is_ready`, `hold` the loop between steps, and `kill` it.
+    """
+
+    def __init__(self, engine: FakeEngine, *, step_seconds: float = 0.0, max_running: int = 64) -> None:
+        self.engine = engine
+        self.step_seconds = step_seconds
+        self.max_running = max_running
+        self.is_ready = True
+        self.fault: str | None = None
+        self.waiting: list[Request] = []
+        self.running: dict[str, tuple[Request, Iterator[int]]] = {}
+        self._aborted: set[str] = set()
+        self._changed = threading.Condition()
+        self._going = threading.Event()
+        self._going.set()
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name="fake-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends the loop without a word to anybody."""
+        self.resume()
+        with self._changed:
+            self._stop = True
+            self._changed.notify()
+        self._thread.join()
+
+    def hold(self) -> None:
+        self._going.clear()
+
+    def resume(self) -> None:
+        self._going.set()
+
+    def submit(self, requests: list[Request]) -> None:
+        with self._changed:
+            for request in requests:
+                request.arrival = time.monotonic()
+            self.waiting += requests
+            self._count()
+            self._changed.notify()
+
+    def abort(self, request_ids: list[str]) -> None:
+        with self._changed:
+            self._aborted |= set(request_ids)
+            self._changed.notify()
+
+    def heartbeat_age(self) -> float:
+        return 0.0
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    @property
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stop or self._aborted or self.waiting or self.running)
+                if self._stop:
+                    return
+                self._take_aborts()
+                fresh = self._admit()
+                step = [pair for pair in self.running.values() if pair[0] not in fresh]
+            time.sleep(self.step_seconds)
+            self._going.wait()
+            for request, tokens in step:
+                if self.fault is not None:
+                    self._end(request, [], "", [], "error", self.fault)
+                else:
+                    self._advance(request, next(tokens, EOS))
+            self.engine.stats.steps += 1
+            self._count()
+
+    def _take_aborts(self) -> None:
+        doomed = [r for r in self.waiting if r.id in self._aborted]
+        doomed += [r for r, _ in self.running.values() if r.id in self._aborted]
+        self._aborted.clear()
+        self.waiting = [r for r in self.waiting if r not in doomed]
+        for request in doomed:
+            self._end(request, [], "", [], "abort")
+
+    def _admit(self) -> list[Request]:
+        fresh = []
+        while self.waiting and len(self.running) < self.max_running:
+            request = self.waiting.pop(0)
+            request.status = Status.RUNNING
+            request.first_scheduled = time.monotonic()
+            key = (request.namespace, tuple(request.tokens))
+            stats = self.engine.stats
+            stats.prompt_tokens += request.num_prompt
+            if key in self.engine.seen:
+                request.cached_tokens = request.num_prompt - 1
+                stats.cached_tokens += request.cached_tokens
+            self.engine.seen.add(key)
+            script = self.engine.script(request, int(request.id.rsplit("-", 1)[1]))
+            self.running[request.id] = (request, iter(script))
+            fresh.append(request)
+        return fresh
+
+    def _advance(self, request: Request, token: int) -> None:
+        assert request.text is not None
+        if request.first_token is None:
+            request.first_token = time.monotonic()
+        self.engine.stats.generated_tokens += 1
+        request.tokens.append(token)
+        params = request.params
+        if token in request.stop_ids and request.num_output >= params.min_tokens:
+            self._end(request, [token], request.text.flush(), [], "stop")
+            return
+        text, stopped = request.text.append(token)
+        logprobs = []
+        if params.logprobs is not None:
+            top = [(token, -0.25)] + [((token + i) % VOCAB_SIZE, -2.0 - i) for i in range(1, params.logprobs)]
+            logprobs = [TokenLogprob(token, -0.25, tuple(top[: params.logprobs]))]
+        if stopped:
+            self._end(request, [token], text, logprobs, "stop")
+        elif len(request.tokens) >= request.max_total:
+            self._end(request, [token], text + request.text.flush(), logprobs, "length")
+        else:
+            self._tell(Delta(request, [token], text, logprobs))
+
+    def _end(
+        self,
+        request: Request,
+        tokens: list[int],
+        text: str,
+        logprobs: list[TokenLogprob],
+        reason: str,
+        error: str | None = None,
+    ) -> None:
+        request.status = Status.FINISHED
+        request.finish_reason = reason
+        request.finished_at = time.monotonic()
+        self.running.pop(request.id, None)
+        finished = self.engine.stats.finished
+        finished[reason] = finished.get(reason, 0) + 1
+        self._tell(Delta(request, tokens, text, logprobs, reason, error))
+
+    def _tell(self, delta: Delta) -> None:
+        assert delta.request.on_delta is not None
+        delta.request.on_delta(delta)
+
+    def _count(self) -> None:
+        stats = self.engine.stats
+        stats.waiting, stats.running = len(self.waiting), len(self.running)
+        stats.pages_in_use = stats.running
+        stats.pages_free = stats.pages_total - stats.running

@@ -1,0 +1,428 @@
+"""The command line: every spelling fills its setting, and every mistake is one line and exit code 2."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tierax import SamplingParams, __version__
+from tierax.cli.main import COMMANDS, main
+from tierax.cli.options import ENGINE_OPTIONS, SERVER_OPTIONS
+from tierax.engine.config import ConfigError, EngineConfig
+from tierax.engine.validate import ParameterError
+from tierax.models.errors import ModelError
+from tierax.serving.config import ServerConfig
+
+SRC = Path(__file__).resolve().parents[1] / "src"
+
+
+@dataclass
+class Started:
+    """What `tierax serve` would have started."""
+
+    config: EngineConfig
+    server: ServerConfig
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Started]:
+    """Runs `tierax serve ARGS…` up to the point where the server would start."""
+    started: list[Started] = []
+
+    def run(config: EngineConfig, server: ServerConfig) -> int:
+        started.append(Started(config, server))
+        return 0
+
+    monkeypatch.setitem(sys.modules, "tierax.serving.server", _module(run=run))
+
+    def call(*args: str) -> Started:
+        assert main(["serve", *args]) == 0
+        return started.pop()
+
+    return call
+
+
+def _module(**contents: Any) -> types.ModuleType:
+    module = types.ModuleType("fake")
+    vars(module).update(contents)
+    return module
+
+
+def _mistake(capsys: pytest.CaptureFixture[str], *args: str) -> str:
+    """The one line that a wrong call prints."""
+    assert main(args) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.endswith("\n")
+    assert err.count("\n") == 1
+    assert err.startswith("tierax")
+    return err.strip()
+
+
+def test_serve_without_flags_is_the_demo_on_port_30000(serve: Callable[..., Started]) -> None:
+    started = serve()
+    assert started.config == EngineConfig(model_path="demo")
+    assert started.server == ServerConfig()
+    assert (started.server.host, started.server.port) == ("127.0.0.1", 30000)
+
+
+ALIASES = [
+    (["--model-path", "m"], {"model_path": "m"}),
+    (["--model", "m"], {"model_path": "m"}),
+    (["m"], {"model_path": "m"}),
+    (["--served-model-name", "n"], {"served_model_name": "n"}),
+    (["--dtype", "bf16"], {"dtype": "bf16"}),
+    (["--dtype", "float32"], {"dtype": "f32"}),
+    (["--kv-cache-dtype", "auto"], {"kv_cache_dtype": "auto"}),
+    (["--kv-cache-dtype", "bfloat16"], {"kv_cache_dtype": "bf16"}),
+    (["--page-size", "4"], {"page_size": 4}),
+    (["--block-size", "4"], {"page_size": 4}),
+    (["--device-cache-size", "2GiB"], {"device_cache_size": "2GiB"}),
+    (["--device-cache-size", "40%"], {"device_cache_size": "40%"}),
+    (["--mem-fraction-static", "0.4"], {"device_cache_size": "40%"}),
+    (["--gpu-memory-utilization", "0.875"], {"device_cache_size": "87.5%"}),
+    (["--max-num-seqs", "256"], {"max_num_seqs": 256}),
+    (["--max-running-requests", "256"], {"max_num_seqs": 256}),
+    (["--max-num-batched-tokens", "512"], {"max_num_batched_tokens": 512}),
+    (["--chunked-prefill-size", "512"], {"max_num_batched_tokens": 512}),
+    (["--context-length", "1024"], {"context_length": 1024}),
+    (["--max-model-len", "1024"], {"context_length": 1024}),
+    (["--schedule-policy", "lpm"], {"schedule_policy": "lpm"}),
+    (["--eviction-policy", "mine.policies:Mine"], {"eviction_policy": "mine.policies:Mine"}),
+    (["--radix-eviction-policy", "lru"], {"eviction_policy": "lru"}),
+    (["--disable-radix-cache"], {"disable_radix_cache": True}),
+    (["--no-enable-prefix-caching"], {"disable_radix_cache": True}),
+    (["--enable-prefix-caching"], {"disable_radix_cache": False}),
+    (["--disable-radix-cache", "--enable-prefix-caching"], {"disable_radix_cache": False}),
+    (["--seed", "7"], {"seed": 7}),
+    (["--random-seed", "7"], {"seed": 7}),
+    (["--skip-warmup"], {"skip_warmup": True}),
+    (["--skip-server-warmup"], {"skip_warmup": True}),
+    (["--compile-cache-dir", "none"], {"compile_cache_dir": "none"}),
+    (["--tp-size", "1"], {}),
+    (["--tensor-parallel-size", "1"], {}),
+    (["--host-cache-size", "0"], {}),
+    (["--disk-cache-size", "0"], {}),
+    (["--disable-prefetch"], {}),
+    (["--disable-prefill-preemption"], {}),
+]
+SERVER_ALIASES = [
+    (["--host", "0.0.0.0"], {"host": "0.0.0.0"}),
+    (["--port", "8080"], {"port": 8080}),
+    (["--api-key", "k"], {"api_key": "k"}),
+    (["--log-level", "warning"], {"log_level": "warning"}),
+    (["--log-level", "WARNING"], {"log_level": "warning"}),
+    (["--max-body-size", "1MiB"], {"max_body_size": 2**20}),
+    (["--shutdown-timeout", "2.5"], {"shutdown_timeout": 2.5}),
+]
+
+
+@pytest.mark.parametrize(("args", "expected"), ALIASES)
+def test_engine_flag(
+    args: list[str],
+    expected: dict[str, Any],
+    serve: Callable[..., Started],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert serve(*args).config == EngineConfig(**{"model_path": "demo", **expected})
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("args", "expected"), SERVER_ALIASES)
+def test_server_flag(args: list[str], expected: dict[str, Any], serve: Callable[..., Started]) -> None:
+    assert serve(*args).server == ServerConfig(**expected)
+
+
+def test_every_spelling_is_tested() -> None:
+    tried = {arg for args, _ in ALIASES + SERVER_ALIASES for arg in args}
+    assert {flag for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS) for flag in option.flags} <= tried
+
+
+def test_every_setting_has_a_flag() -> None:
+    filled = {option.field for option in ENGINE_OPTIONS} | {"served_model_name"}
+    assert filled == set(EngineConfig.__dataclass_fields__)
+    assert {option.field for option in SERVER_OPTIONS} == set(ServerConfig.__dataclass_fields__)
+
+
+ARTICLE_LINE = (
+    "--model-path /models/Qwen3-8B --host 0.0.0.0 --port 30000 --kv-cache-dtype fp8 "
+    "--host-disk-cache-dir /data/kvcache --max-num-seqs 256 --log-level warning"
+).split()
+
+
+def test_the_articles_launch_line(serve: Callable[..., Started], capsys: pytest.CaptureFixture[str]) -> None:
+    started = serve(*ARTICLE_LINE)
+    assert started.config == EngineConfig(model_path="/models/Qwen3-8B", max_num_seqs=256)
+    assert started.server == ServerConfig(host="0.0.0.0", port=30000, log_level="warning")
+    assert capsys.readouterr().err.splitlines() == [
+        "tierax: warning: --kv-cache-dtype fp8 is not available in this version: running with auto",
+        "tierax: warning: --host-disk-cache-dir is not available in this version: running without it",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("args", "flag"),
+    [
+        (["--host-cache-size", "1GiB"], "--host-cache-size"),
+        (["--disk-cache-size", "20GiB"], "--disk-cache-size"),
+        (["--write-policy", "write_back"], "--write-policy"),
+        (["--prefetch-policy", "timeout=300ms"], "--prefetch-policy"),
+        (["--prefill-priority", "wait_complete"], "--prefetch-policy"),
+    ],
+)
+def test_flags_of_coming_versions_warn(
+    args: list[str], flag: str, serve: Callable[..., Started], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert serve(*args).config == EngineConfig(model_path="demo")
+    assert (
+        capsys.readouterr().err
+        == f"tierax: warning: {flag} is not available in this version: running without it\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        (["--page-size", "0"], "--page-size: 0 must be a whole number of at least 1"),
+        (["--page-size", "four"], "argument --page-size/--block-size: invalid int value: 'four'"),
+        (["--dtype", "f16"], "--dtype: 'f16' must be auto, f32 or bf16"),
+        (["--kv-cache-dtype", "q8"], "--kv-cache-dtype: 'q8' must be"),
+        (["--kv-cache-dtype", "int8"], "--kv-cache-dtype: int8 KV is not available in this version"),
+        (["--mem-fraction-static", "2"], "'2' must be a number above 0 and at most 1"),
+        (["--mem-fraction-static", "nan"], "'nan' must be a number above 0"),
+        (["--device-cache-size", "big"], "--device-cache-size: 'big' is not a size"),
+        (["--chunked-prefill-size", "-1"], "--max-num-batched-tokens: -1 must be"),
+        (["--schedule-policy", "sjf"], "--schedule-policy: 'sjf' must be fcfs or lpm"),
+        (["--eviction-policy", "mru"], "--eviction-policy: 'mru' must be"),
+        (["--port", "99999"], "--port: 99999 must be a number from 0 to 65535"),
+        (["--log-level", "loud"], "--log-level: 'loud' must be one of"),
+        (["--max-body-size", "x"], "'x' is not a size"),
+        (["--api-key", ""], "--api-key: an empty key"),
+        (["--tp-size", "2"], "--tp-size 2: this version runs on one device"),
+        (["--model-pat", "x"], "unrecognized arguments: --model-pat"),
+        (["--model-path"], "expected one argument"),
+        (["a", "--model-path", "b"], "two models given: a and b"),
+    ],
+)
+def test_mistakes_in_flags(
+    args: list[str], complaint: str, serve: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = _mistake(capsys, "serve", *args)
+    assert line.startswith("tierax serve: error: ")
+    assert complaint in line
+
+
+def test_mistakes_in_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _mistake(capsys, "srve") == "tierax: error: no command 'srve'; did you mean serve?"
+    assert "commands: serve, generate, convert, bench" in _mistake(capsys, "xyz")
+    assert "no benchmark 'oflline'; did you mean offline?" in _mistake(capsys, "bench", "oflline")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConfigError("page_size: 7 does not divide the context"),
+        ModelError("no such file:\n  /nowhere"),
+        ParameterError("temperature", "temperature must not be negative"),
+        FileNotFoundError(2, "No such file or directory", "/nowhere"),
+    ],
+)
+def test_mistakes_found_later_are_one_line_too(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(config: EngineConfig, server: ServerConfig) -> int:
+        raise error
+
+    monkeypatch.setitem(sys.modules, "tierax.serving.server", _module(run=run))
+    assert _mistake(capsys, "serve", "demo").startswith("tierax serve: error: ")
+
+
+def test_our_own_faults_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(config: EngineConfig, server: ServerConfig) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setitem(sys.modules, "tierax.serving.server", _module(run=run))
+    with pytest.raises(ZeroDivisionError):
+        main(["serve"])
+
+
+@dataclass
+class FakeOutput:
+    text: str
+    token_ids: list[int] = field(default_factory=lambda: [5, 6])
+    finish_reason: str | None = "length"
+    cached_tokens: int = 32
+    error: str | None = None
+
+
+class FakeLLM:
+    """Remembers what it was asked; a prompt of `bad` is an item with an error."""
+
+    calls: list[tuple[EngineConfig, Any, SamplingParams]]
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+
+    def generate(self, prompts: list[str], params: SamplingParams) -> list[FakeOutput]:
+        self.calls.append((self.config, prompts, params))
+        return [FakeOutput(f"<{p}>", error="prompt is too bad" if p == "bad" else None) for p in prompts]
+
+    def chat(self, messages: list[Any], params: SamplingParams) -> list[FakeOutput]:
+        self.calls.append((self.config, messages, params))
+        return [FakeOutput("chatted") for _ in messages]
+
+
+@pytest.fixture
+def llm(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
+    FakeLLM.calls = []
+    monkeypatch.setitem(sys.modules, "tierax.engine.llm", _module(LLM=FakeLLM))
+    return FakeLLM
+
+
+def test_generate_prints_text_and_report(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(
+            [
+                "generate",
+                "--prompt",
+                "hi",
+                "--max-tokens",
+                "9",
+                "--temperature",
+                "0",
+                "--stop",
+                "a",
+                "--stop",
+                "b",
+            ]
+        )
+        == 0
+    )
+    assert llm.calls == [
+        (
+            EngineConfig(model_path="demo"),
+            ["hi"],
+            SamplingParams(max_tokens=9, temperature=0.0, stop=["a", "b"]),
+        )
+    ]
+    out, err = capsys.readouterr()
+    assert out == "<hi>\n"
+    assert err == "32 prompt tokens from the cache, 2 generated (length)\n"
+
+
+def test_generate_takes_all_sampling_flags(llm: type[FakeLLM]) -> None:
+    line = (
+        "generate --prompt x --min-tokens 1 --top-p 0.9 --top-k 5 --min-p 0.1 --repetition-penalty 1.1 "
+        "--frequency-penalty 0.2 --presence-penalty 0.3 --ignore-eos --max-new-tokens 3 --seed 4 --page-size 4"
+    )
+    assert main(line.split()) == 0
+    config, _, params = llm.calls[0]
+    assert config == EngineConfig(model_path="demo", seed=4, page_size=4)
+    assert params == SamplingParams(
+        max_tokens=3, min_tokens=1, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.1,
+        frequency_penalty=0.2, presence_penalty=0.3, ignore_eos=True,
+    )  # fmt: skip
+
+
+def test_generate_keeps_order_and_fails_when_an_item_failed(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "p.txt").write_text("früh\n", encoding="utf-8")
+    args = ["generate", "--prompt", "a", "--prompt", "bad", "--prompt-file", str(tmp_path / "p.txt")]
+    assert main(args) == 1
+    out, err = capsys.readouterr()
+    assert out == "<a>\n<früh\n>\n"
+    assert err.splitlines() == [
+        "prompt 1: 32 prompt tokens from the cache, 2 generated (length)",
+        "tierax generate: prompt 2: prompt is too bad",
+        "prompt 3: 32 prompt tokens from the cache, 2 generated (length)",
+    ]
+
+
+def test_generate_chat_wraps_each_prompt(llm: type[FakeLLM]) -> None:
+    assert main(["generate", "--chat", "--prompt", "a", "--prompt", "b"]) == 0
+    assert llm.calls[0][1] == [[{"role": "user", "content": "a"}], [{"role": "user", "content": "b"}]]
+
+
+def test_generate_mistakes(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "give at least one --prompt" in _mistake(capsys, "generate")
+    assert "No such file" in _mistake(capsys, "generate", "--prompt-file", str(tmp_path / "none"))
+    (tmp_path / "latin").write_bytes(b"\xff\xfe\xff")
+    assert "is not UTF-8 text" in _mistake(capsys, "generate", "--prompt-file", str(tmp_path / "latin"))
+    assert llm.calls == []
+
+
+def test_convert_refuses_what_is_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    line = _mistake(capsys, "convert", str(tmp_path / "none"), str(tmp_path / "out"))
+    assert "no such file or directory" in line
+    assert not (tmp_path / "out").exists()
+    assert "invalid choice: 'f8'" in _mistake(capsys, "convert", "demo", "out", "--dtype", "f8")
+
+
+def test_bench_hands_on_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, code in (("offline", 0), ("radix", 3)):
+        seen: list[list[str]] = []
+        monkeypatch.setitem(
+            sys.modules,
+            f"tierax.bench.{name}",
+            _module(main=lambda argv, seen=seen, code=code: seen.append(argv) or code),
+        )
+        assert main(["bench", name, "--json", "-"]) == code
+        assert seen == [["--json", "-"]]
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"  {name} " in text for name in COMMANDS)
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"tierax {__version__}\n"
+    assert main([]) == 2
+    assert capsys.readouterr().out == ""
+    for name in ("serve", "generate", "convert"):
+        with pytest.raises(SystemExit) as done:
+            main([name, "--help"])
+        assert done.value.code == 0
+        assert capsys.readouterr().out.startswith(f"usage: tierax {name} ")
+
+
+@pytest.mark.parametrize(
+    ("module", "args", "code", "expected"),
+    [
+        ("tierax", ["--version"], 0, f"tierax {__version__}"),
+        (
+            "tierax",
+            ["serve", "--port", "x"],
+            2,
+            "tierax serve: error: argument --port: invalid int value: 'x'",
+        ),
+        ("tierax.launch_server", ["--help"], 0, "usage: tierax serve"),
+        ("tierax.launch_server", ["--port", "-1"], 2, "tierax serve: error: --port: -1 must be"),
+        (
+            "tierax.launch_server",
+            ["--model-path", "/nowhere"],
+            2,
+            "tierax serve: error: /nowhere: no such file",
+        ),
+    ],
+)
+def test_python_dash_m(module: str, args: list[str], code: int, expected: str) -> None:
+    env = {**os.environ, "PYTHONPATH": str(SRC)}
+    done = subprocess.run(
+        [sys.executable, "-m", module, *args],
+        env=env,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == code, done.stderr
+    assert (done.stdout + done.stderr).startswith(expected)
+    assert "Traceback" not in done.stderr
