@@ -70,6 +70,7 @@ class Engine:
 
         dtype = platform.dtype if config.dtype == "auto" else config.dtype
         kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        self.dtype, self.kv_dtype = dtype, kv_dtype
         params = load_params(source, source.config, dtype=dtype, stacked=platform.stacked, progress=progress)
         limits = Limits(
             config.max_num_seqs or platform.max_num_seqs,

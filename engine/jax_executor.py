@@ -30,7 +30,7 @@ class JaxExecutor:
         self._shapes = shapes
         self._vocab_size = vocab_size
         self._state = init_state(shapes.max_num_seqs, vocab_size)
-        self._prepared: dict[int, tuple[str, int]] = {}
+        self._prepared: dict[int, tuple[Request, int]] = {}
         """Slot -> request and residency that its device state was set up for."""
         self._in_flight: deque[tuple[list[Row], SampleOutput | None]] = deque()
 
@@ -82,7 +82,8 @@ class JaxExecutor:
         return len(self._shapes.token_buckets) + len(self._shapes.row_buckets)
 
     def _prepare(self, request: Request) -> None:
-        key = (request.id, request.residency)
+        # Not by id, which a later request may have again.
+        key = (request, request.residency)
         if self._prepared.get(request.slot) != key:
             self._prepared[request.slot] = key
             self._state = prepare_slot(self._state, request)

@@ -1,7 +1,7 @@
 """The engine's loop, free of jax and of wall clocks: production and simulation differ in executor, transfers and clock.
 
-    step n + 1 is planned and submitted      | the device runs step n
-    step n's tokens are collected and judged | the device runs step n + 1
+step n + 1 is planned and submitted      | the device runs step n
+step n's tokens are collected and judged | the device runs step n + 1
 """
 
 from __future__ import annotations
@@ -165,11 +165,16 @@ class EngineLoop:
 
     def _fail(self, error: Exception) -> None:
         """A step failed on the device: its pages are lost, so running requests end with an error and the rest go on."""
-        logger.error("a step failed on the device; running requests end, the cache starts empty", exc_info=error)
+        logger.error(
+            "a step failed on the device; running requests end, the cache starts empty", exc_info=error
+        )
         self.stats.faults += 1
         self._in_flight.clear()
         self._executor.reset()
         for request in self.scheduler.lose_device():
+            # A callback may have ended it, as a choice of the same call.
+            if request.id not in self._requests:
+                continue
             message = f"the step failed on the device: {type(error).__name__}: {error}"
             self._end(request, "error", Delta(request, [], "", [], error=message))
 

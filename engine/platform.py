@@ -19,12 +19,11 @@ class Platform:
     pool_share: float
     """Part of the available memory that the page pool takes."""
     stacked: bool
-    """Layers as stacked, scanned arrays; else one set of arrays per layer, unrolled."""
+    """Parameters of all layers in stacked arrays; else one set of arrays per layer (see `models.transformer`)."""
 
 
 PLATFORMS = {
-    # bf16 matrix products and updates are 5-10x slower than f32 here; larger chunks only delay running decodes;
-    # and a scan copies each layer's weights out of the stack, a third more for a decode step of one row.
+    # bf16 matrix products and updates are 5-10x slower than f32 here; larger chunks only delay running decodes.
     "cpu": Platform("f32", 16, 64, 512, 0.25, stacked=False),
     "default": Platform("bf16", 16, 256, 2048, 0.85, stacked=True),
 }

@@ -79,7 +79,8 @@ class Scheduler:
 
     def _prefill_share(self, budget: int) -> int:
         """Tokens that decodes must leave over, so that both kinds advance however small the budget is."""
-        if not self.waiting and all(_remaining(r) <= 1 for r in self.running):
+        may_admit = self.waiting and self._slots
+        if not may_admit and all(_remaining(r) <= 1 for r in self.running):
             return 0
         return max(budget // 4, self._step % 2)
 
@@ -208,9 +209,7 @@ class Scheduler:
 
     def commit(self, request: Request) -> None:
         """Shares the whole pages of what is computed and known, prompt and output alike."""
-        self.cache.commit(
-            _lease(request), request.tokens, min(request.num_computed, len(request.tokens))
-        )
+        self.cache.commit(_lease(request), request.tokens, min(request.num_computed, len(request.tokens)))
 
     def lose_device(self) -> list[Request]:
         """After a fault took the device's pages: empties the cache; returns the running requests, now out of it."""
@@ -235,7 +234,9 @@ class Scheduler:
             assert 0 <= r.num_computed < r.length <= r.max_total, "positions out of order"
             assert len(_lease(r).pages) * self.cache.page_size >= r.num_computed, "KV without a page"
         for r in self.waiting:
-            assert r.status is Status.WAITING and r.lease is None and r.slot == -1, "a waiting request holds something"
+            assert r.status is Status.WAITING and r.lease is None and r.slot == -1, (
+                "a waiting request holds something"
+            )
 
     def _match_length(self, request: Request) -> int:
         return self.cache.match_length(request.namespace, request.tokens)

@@ -1,18 +1,20 @@
 """The Llama-lineage decoder as functional Flax: nnx defines the layers, plain leaves go through one jitted step.
 
-`Layer` and `Trunk` are nnx modules; `forward` merges them with the parameters while it is traced. Parameters are the
-nested dict that `weights.loader.load_params` returns. `params["layers"]` is either one dict of stacked leaves
-`[L, ...]`, scanned, or a tuple of per-layer dicts, unrolled: XLA's CPU backend copies each layer's slice out of a
-stacked array, which costs a third of a batch-1 decode step.
+`Layer` and `Trunk` are nnx modules; `Decoder.forward` merges them with the parameters while it is traced, and scans one
+layer over all of them. Parameters are the nested dict that `weights.loader.load_params` returns; `params["layers"]` is
+either one dict of stacked leaves `[L, ...]`, or a tuple of L dicts. A scan over stacked leaves copies each layer's
+matrices out of the stack on XLA's CPU backend, a third more time for a decode step of one row; with a tuple the scan's
+body picks the matrix by `lax.switch`, which passes a pointer, and still compiles as one layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import lax
 
@@ -23,6 +25,9 @@ from .config import ModelConfig
 from .rope import rope_frequencies
 
 Params = dict[str, Any]
+
+Project = Callable[[str, jax.Array], jax.Array]
+"""`project(name, x_ti) -> x_to`: the product with the layer's matrix of that name."""
 
 
 class StepTokens(NamedTuple):
@@ -54,10 +59,16 @@ class Layer(nnx.Module):
         tokens: StepTokens,
         batch: RaggedBatch,
         attend: Attend,
+        project: Project,
     ) -> tuple[jax.Array, jax.Array]:
         c = self.config
+
+        def dense(name: str, x: jax.Array) -> jax.Array:
+            bias = f"{name}_bias"
+            return project(name, x) + self._leaf(bias) if hasattr(self, bias) else project(name, x)
+
         rows = x_td.shape[0]
-        qkv = self._linear("qkv", rms_norm(x_td, self._leaf("attn_norm"), c.rms_norm_eps))
+        qkv = dense("qkv", rms_norm(x_td, self._leaf("attn_norm"), c.rms_norm_eps))
         qkv = qkv.reshape(rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         q, k, v = jnp.split(qkv, (c.num_heads, c.num_heads + c.num_kv_heads), axis=1)
         if c.qk_norm:
@@ -66,18 +77,14 @@ class Layer(nnx.Module):
         q, k = rotate(q, *rotary), rotate(k, *rotary)
         pool = write_kv(pool, k, v, tokens.slots, layer)
         attended = attend(q, pool, layer, batch, window=window)
-        x_td = x_td + self._linear("o", attended.reshape(rows, -1))
-        gate_up = self._linear("gate_up", rms_norm(x_td, self._leaf("mlp_norm"), c.rms_norm_eps))
+        x_td = x_td + dense("o", attended.reshape(rows, -1))
+        gate_up = dense("gate_up", rms_norm(x_td, self._leaf("mlp_norm"), c.rms_norm_eps))
         gate, up = jnp.split(gate_up, 2, axis=-1)
-        return x_td + self._linear("down", jax.nn.silu(gate) * up), pool
+        return x_td + dense("down", jax.nn.silu(gate) * up), pool
 
     def _leaf(self, name: str) -> jax.Array:
         return getattr(self, name)[...]
 
-    def _linear(self, name: str, x_td: jax.Array) -> jax.Array:
-        out = linear(x_td, self._leaf(name))
-        bias = f"{name}_bias"
-        return out + self._leaf(bias) if hasattr(self, bias) else out
 
 
 class Trunk(nnx.Module):
@@ -117,23 +124,24 @@ class Decoder:
         x = self._trunk(params).embed_tokens(tokens.ids)
         angles = tokens.positions[:, None].astype(jnp.float32) * self._inv_freq[None]
         rotary = (jnp.cos(angles) * self._rope_scale, jnp.sin(angles) * self._rope_scale)
-        windows = np.asarray([self.config.window(i) for i in range(self.config.num_layers)], np.int32)
+        matrices, scanned = _split_layers(params["layers"])
+        config = self.config
+        windows = jnp.asarray([config.window(i) for i in range(config.num_layers)], jnp.int32)
 
-        def layer(x, pool, leaves, index, window):
+        def body(carry, xs):
+            index, window, leaves = xs
             module = nnx.merge(self._layer_def, _fill(self._layer_state, leaves))
-            return module(x, pool, index, window, rotary, tokens, batch, self._attend)
 
-        layers = params["layers"]
-        if isinstance(layers, tuple):
-            for index, leaves in enumerate(layers):
-                x, pool = layer(x, pool, leaves, index, int(windows[index]))
-        else:
+            def project(name: str, x: jax.Array) -> jax.Array:
+                if name in leaves:
+                    return linear(x, leaves[name])
+                return lax.switch(index, [partial(linear, weight_oi=w) for w in matrices[name]], x)
 
-            def body(carry, xs):
-                return layer(*carry, *xs), None
+            x, pool = module(*carry, index, window, rotary, tokens, batch, self._attend, project)
+            return (x, pool), None
 
-            indices = jnp.arange(self.config.num_layers, dtype=jnp.int32)
-            (x, pool), _ = lax.scan(body, (x, pool), (layers, indices, jnp.asarray(windows)))
+        indices = jnp.arange(config.num_layers, dtype=jnp.int32)
+        (x, pool), _ = lax.scan(body, (x, pool), (indices, windows, scanned))
         return self._trunk(params).normalize(x), pool
 
     def logits(self, params: Params, hidden_sd: jax.Array) -> jax.Array:
@@ -164,6 +172,18 @@ def rotate(x_thd: jax.Array, cos_tr: jax.Array, sin_tr: jax.Array) -> jax.Array:
     return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).astype(x_thd.dtype)
 
 
+def _split_layers(layers: Any) -> tuple[dict[str, tuple[jax.Array, ...]], dict[str, jax.Array]]:
+    """Matrices to pick by layer, and leaves `[L, ...]` to scan over; the stacked form has only the latter."""
+    if not isinstance(layers, tuple):
+        return {}, layers
+    matrices = {name: tuple(leaves[name] for leaves in layers) for name, leaf in layers[0].items() if leaf.ndim > 1}
+    vectors = {name: jnp.stack([leaves[name] for leaves in layers]) for name in layers[0] if name not in matrices}
+    return matrices, vectors
+
+
 def _fill(state: nnx.State, leaves: dict[str, jax.Array]) -> nnx.State:
-    nnx.replace_by_pure_dict(filled := jax.tree.map(lambda leaf: leaf, state), leaves)
+    """A copy of an abstract state with these leaves in it; others stay abstract, and are not to be read."""
+    filled = jax.tree.map(lambda leaf: leaf, state)
+    for name, leaf in leaves.items():
+        filled[name] = filled[name].replace(leaf)
     return filled

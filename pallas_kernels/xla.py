@@ -1,11 +1,13 @@
 """Ragged paged attention in pure XLA: CPU, and shapes or platforms that no kernel covers.
 
-Each row is walked on its own with an online softmax over blocks of its pages, so cost follows true lengths: padded
-rows cost nothing, and memory is one block per row whatever the context. Rows run one after the other; the matrix
-products inside use the platform's threads.
+Pages are gathered block by block, laid out `[kv_heads, tokens, ...]`, and folded in by an online softmax, so that cost
+follows true lengths and memory is one block whatever the context. Decodes go in groups of rows, prefill chunks in tiles
+of query tokens; padding takes no iterations. Sizes are from measurements on two Zen 3 cores (docs/log.md).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,12 +16,14 @@ from jax import lax
 from .batch import RaggedBatch
 from .pages import gather_layer
 
-DECODE_BLOCK = 256
-"""KV tokens per iteration of a decode row: larger wastes work on short contexts, smaller pays loop overhead."""
+DECODE_GROUP = 4
+"""Decode rows per iteration: fewer pay more loop overhead, more waste work on rows of unequal length."""
+DECODE_BLOCK = 128
+"""KV tokens per iteration of a group of decodes."""
+CHUNK_TILE = 256
+"""Query tokens per prefill tile."""
 CHUNK_BLOCK = 512
 """KV tokens per iteration of a prefill tile."""
-CHUNK_TILE = 128
-"""Query tokens per prefill tile."""
 NEG_INF = -1e30
 """Finite, so that a fully masked block leaves no NaN behind."""
 
@@ -44,64 +48,95 @@ def attend(
     return _attend_decodes(q_thd, out, pool, layer, batch, window, soft_cap)
 
 
-def _attend_decodes(q_thd, out, pool, layer, batch, window, soft_cap):
-    """Rows of one token. The query is spread over the width of a KV row, zeros elsewhere, so that scores and
-    mixing are one plain matrix product each over all heads; products per KV head would be too thin to pay."""
-    tokens, heads, head_dim = q_thd.shape
-    kv_heads, width = pool.shape[3], pool.shape[4]
-    group = heads // kv_heads
-    page_size = pool.shape[2]
-    pages_per_block = max(1, min(DECODE_BLOCK // page_size, batch.page_table.shape[1]))
-    block = pages_per_block * page_size
-    table = _pad_table(batch.page_table, pages_per_block)
-    own_head = jnp.arange(heads)[:, None] // group == jnp.arange(kv_heads)[None]
+class _Softmax(NamedTuple):
+    """An online softmax in progress over rows `[..., R]` (Milakov and Gimelshein, 2018)."""
 
-    def row(r, out):
-        token = batch.q_starts[r]
-        kv_len = batch.kv_lens[r]
-        q_hd = lax.dynamic_index_in_dim(q_thd, token, 0, keepdims=False).astype(jnp.float32)
-        spread = jnp.where(own_head[:, :, None], q_hd[:, None, :], 0.0)
-        spread = jnp.concatenate([spread, jnp.zeros_like(spread)], -1).reshape(heads, kv_heads * width)
+    top: jax.Array
+    """f32 `[..., R]`: largest score so far."""
+    total: jax.Array
+    """f32 `[..., R]`: sum of the weights."""
+    mixed: jax.Array
+    """f32 `[..., R, head_dim]`: weighted sum of values."""
+
+    @classmethod
+    def empty(cls, rows: tuple[int, ...], head_dim: int) -> _Softmax:
+        return cls(
+            jnp.full(rows, NEG_INF, jnp.float32),
+            jnp.zeros(rows, jnp.float32),
+            jnp.zeros((*rows, head_dim), jnp.float32),
+        )
+
+    def fold(self, q_rd: jax.Array, kv_nw: jax.Array, visible: jax.Array, soft_cap: float) -> _Softmax:
+        """Takes in one block. q_rd `[..., R, D]`, kv_nw `[..., N, 2 * D]`, visible broadcasts to `[..., R, N]`."""
+        head_dim = q_rd.shape[-1]
+        scores = jnp.einsum("...rd,...nd->...rn", q_rd, kv_nw[..., :head_dim])
+        if soft_cap:
+            scores = soft_cap * jnp.tanh(scores / soft_cap)
+        scores = jnp.where(visible, scores, NEG_INF)
+        top = jnp.maximum(self.top, scores.max(-1))
+        weights = jnp.exp(scores - top[..., None])
+        keep = jnp.exp(self.top - top)
+        mixed = jnp.einsum("...rn,...nd->...rd", weights, kv_nw[..., head_dim:])
+        return _Softmax(top, self.total * keep + weights.sum(-1), self.mixed * keep[..., None] + mixed)
+
+    def result(self) -> jax.Array:
+        """Rows that saw nothing (padding) give 0."""
+        return self.mixed / jnp.where(self.total > 0, self.total, 1.0)[..., None]
+
+
+def _gather(pool: jax.Array, pages: jax.Array, layer: jax.Array | int) -> jax.Array:
+    """KV of pages `[..., P]`, f32 `[..., kv_heads, P * page_size, 2 * head_dim]`."""
+    kv = gather_layer(pool, pages.reshape(-1), layer).reshape(*pages.shape[:-1], -1, *pool.shape[3:])
+    return jnp.swapaxes(kv, -2, -3).astype(jnp.float32)
+
+
+def _attend_decodes(q_thd, out, pool, layer, batch, window, soft_cap):
+    """Rows of one token, a group at a time; the last group may read rows of padding, whose length counts as 0."""
+    tokens, heads, head_dim = q_thd.shape
+    kv_heads, page_size = pool.shape[3], pool.shape[2]
+    size = min(DECODE_GROUP, batch.kv_lens.shape[0])
+    pages_per_block = _pages_per_block(DECODE_BLOCK, batch.page_table, page_size)
+    block = pages_per_block * page_size
+    table = _pad(batch.page_table, size, pages_per_block)
+    row_index = jnp.arange(batch.kv_lens.shape[0])
+    kv_lens = _pad(jnp.where(row_index < batch.num_rows, batch.kv_lens, 0), size)
+    q_thd, padded_out = _pad(q_thd, size), _pad(out, size)
+
+    def group(g, out):
+        first_row = batch.num_chunks + g * size
+        token = batch.q_starts[first_row]
+        kv_len = lax.dynamic_slice(kv_lens, (first_row,), (size,))
+        q = lax.dynamic_slice(q_thd, (token, 0, 0), (size, heads, head_dim)).astype(jnp.float32)
+        q = q.reshape(size, kv_heads, heads // kv_heads, head_dim)
         first_pos = jnp.where(window > 0, jnp.maximum(kv_len - window, 0), 0)
 
-        def kv_block(b, carry):
-            top, total, mixed = carry
-            ids = lax.dynamic_slice(table, (r, b * pages_per_block), (1, pages_per_block))[0]
-            kv = gather_layer(pool, ids, layer).reshape(block, kv_heads * width).astype(jnp.float32)
-            scores = _cap(_dot_nt(spread, kv), soft_cap)
-            pos = b * block + jnp.arange(block)
-            scores = jnp.where((pos >= first_pos) & (pos < kv_len), scores, NEG_INF)
-            new_top = jnp.maximum(top, scores.max(-1))
-            weights = jnp.exp(scores - new_top[:, None])
-            keep = jnp.exp(top - new_top)
-            return new_top, total * keep + weights.sum(-1), mixed * keep[:, None] + weights @ kv
+        def kv_block(b, softmax):
+            pages = lax.dynamic_slice(table, (first_row, b * pages_per_block), (size, pages_per_block))
+            pos = b * block + jnp.arange(block)[None]
+            visible = (pos >= first_pos[:, None]) & (pos < kv_len[:, None])
+            return softmax.fold(q, _gather(pool, pages, layer), visible[:, None, None], soft_cap)
 
-        init = (
-            jnp.full(heads, NEG_INF, jnp.float32),
-            jnp.zeros(heads, jnp.float32),
-            jnp.zeros((heads, kv_heads * width), jnp.float32),
+        softmax = lax.fori_loop(
+            first_pos.min() // block, -(-kv_len.max() // block), kv_block, _Softmax.empty(q.shape[:-1], head_dim)
         )
-        top, total, mixed = lax.fori_loop(first_pos // block, (kv_len + block - 1) // block, kv_block, init)
-        v_hkd = mixed.reshape(heads, kv_heads, width)[:, :, head_dim:]
-        v_hd = jnp.where(own_head[:, :, None], v_hkd, 0.0).sum(1) / total[:, None]
-        return lax.dynamic_update_index_in_dim(out, v_hd.astype(out.dtype), token, 0)
+        mixed = softmax.result().reshape(size, heads, head_dim).astype(out.dtype)
+        return lax.dynamic_update_slice(out, mixed, (token, 0, 0))
 
-    return lax.fori_loop(batch.num_chunks, batch.num_rows, row, out)
+    groups = -(-(batch.num_rows - batch.num_chunks) // size)
+    return lax.fori_loop(0, groups, group, padded_out)[:tokens]
 
 
 def _attend_chunks(q_thd, out, pool, layer, batch, window, soft_cap):
     """Rows of several tokens, in tiles. A tile writes a full tile of outputs; what it writes past its row is
     overwritten by the rows after it, which is why chunks run in order and before decodes."""
     tokens, heads, head_dim = q_thd.shape
-    kv_heads, width = pool.shape[3], pool.shape[4]
+    kv_heads, page_size = pool.shape[3], pool.shape[2]
     group = heads // kv_heads
-    page_size = pool.shape[2]
     tile = min(CHUNK_TILE, tokens)
-    pages_per_block = max(1, min(CHUNK_BLOCK // page_size, batch.page_table.shape[1]))
+    pages_per_block = _pages_per_block(CHUNK_BLOCK, batch.page_table, page_size)
     block = pages_per_block * page_size
-    table = _pad_table(batch.page_table, pages_per_block)
-    pad = ((0, tile), (0, 0), (0, 0))
-    q_thd, padded_out = jnp.pad(q_thd, pad), jnp.pad(out, pad)
+    table = _pad(batch.page_table, 1, pages_per_block)
+    q_thd, padded_out = _pad(q_thd, tile), _pad(out, tile)
 
     def row(r, out):
         start, end = batch.q_starts[r], batch.q_starts[r + 1]
@@ -110,58 +145,41 @@ def _attend_chunks(q_thd, out, pool, layer, batch, window, soft_cap):
         def q_tile(i, out):
             first = start + i * tile
             q = lax.dynamic_slice(q_thd, (first, 0, 0), (tile, heads, head_dim)).astype(jnp.float32)
-            q_krd = q.reshape(tile, kv_heads, group, head_dim).transpose(1, 0, 2, 3)
-            q_krd = q_krd.reshape(kv_heads, tile * group, head_dim)
-            q_pos = jnp.repeat(offset + i * tile + jnp.arange(tile), group)
+            q = q.reshape(tile, kv_heads, group, head_dim).transpose(1, 0, 2, 3)
+            q_krd = q.reshape(kv_heads, tile * group, head_dim)
+            q_pos = jnp.repeat(offset + i * tile + jnp.arange(tile), group)[:, None]
             last_pos = jnp.minimum(offset + (i + 1) * tile, batch.kv_lens[r])
             first_pos = jnp.where(window > 0, jnp.maximum(offset + i * tile + 1 - window, 0), 0)
 
-            def kv_block(b, carry):
-                ids = lax.dynamic_slice(table, (r, b * pages_per_block), (1, pages_per_block))[0]
-                kv = gather_layer(pool, ids, layer).astype(jnp.float32)
+            def kv_block(b, softmaxes):
+                pages = lax.dynamic_slice(table, (r, b * pages_per_block), (1, pages_per_block))[0]
+                kv_knw = _gather(pool, pages, layer)
                 pos = (b * block + jnp.arange(block))[None]
-                visible = pos <= q_pos[:, None]
-                visible &= (window <= 0) | (pos > q_pos[:, None] - window)
+                visible = (pos <= q_pos) & ((window <= 0) | (pos > q_pos - window))
+                # Head by head: at this size plain matrix products are a third faster than one batched product.
                 return tuple(
-                    _online_softmax(q_krd[k], kv[:, k, :head_dim], kv[:, k, head_dim:], visible, part, soft_cap)
-                    for k, part in enumerate(carry)
+                    softmax.fold(q_krd[k], kv_knw[k], visible, soft_cap) for k, softmax in enumerate(softmaxes)
                 )
 
-            rows = tile * group
-            init = (
-                jnp.full(rows, NEG_INF, jnp.float32),
-                jnp.zeros(rows, jnp.float32),
-                jnp.zeros((rows, head_dim), jnp.float32),
-            )
-            parts = lax.fori_loop(
-                first_pos // block, (last_pos + block - 1) // block, kv_block, (init,) * kv_heads
-            )
-            mixed = jnp.stack([part[2] / part[1][:, None] for part in parts], 1)
-            mixed = mixed.reshape(tile, group, kv_heads, head_dim).transpose(0, 2, 1, 3)
+            empty = (_Softmax.empty((tile * group,), head_dim),) * kv_heads
+            softmaxes = lax.fori_loop(first_pos // block, -(-last_pos // block), kv_block, empty)
+            mixed = jnp.stack([softmax.result() for softmax in softmaxes])
+            mixed = mixed.reshape(kv_heads, tile, group, head_dim).transpose(1, 0, 2, 3)
             mixed = mixed.reshape(tile, heads, head_dim).astype(out.dtype)
             return lax.dynamic_update_slice(out, mixed, (first, 0, 0))
 
-        return lax.fori_loop(0, (end - start + tile - 1) // tile, q_tile, out)
+        return lax.fori_loop(0, -(-(end - start) // tile), q_tile, out)
 
     return lax.fori_loop(0, batch.num_chunks, row, padded_out)[:tokens]
 
 
-def _online_softmax(q_rd, k_nd, v_nd, visible_rn, carry, soft_cap):
-    top, total, mixed = carry
-    scores = jnp.where(visible_rn, _cap(_dot_nt(q_rd, k_nd), soft_cap), NEG_INF)
-    new_top = jnp.maximum(top, scores.max(-1))
-    weights = jnp.exp(scores - new_top[:, None])
-    keep = jnp.exp(top - new_top)
-    return new_top, total * keep + weights.sum(-1), mixed * keep[:, None] + weights @ v_nd
+def _pages_per_block(tokens: int, table: jax.Array, page_size: int) -> int:
+    return max(1, min(tokens // page_size, table.shape[1]))
 
 
-def _dot_nt(a, b):
-    return lax.dot_general(a, b, (((1,), (1,)), ((), ())))
-
-
-def _cap(scores, soft_cap):
-    return soft_cap * jnp.tanh(scores / soft_cap) if soft_cap else scores
-
-
-def _pad_table(table, multiple):
-    return jnp.pad(table, ((0, 0), (0, -table.shape[1] % multiple)))
+def _pad(array: jax.Array, rows: int, width: int = 1) -> jax.Array:
+    """Zeros behind: `rows` more of the first axis, and the second (of a table) filled up to a multiple of `width`."""
+    pads = [(0, rows), *[(0, 0)] * (array.ndim - 1)]
+    if width > 1:
+        pads[1] = (0, -array.shape[1] % width)
+    return jnp.pad(array, pads)

@@ -257,6 +257,7 @@ def test_our_own_faults_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) ->
 @dataclass
 class FakeOutput:
     text: str
+    prompt_token_ids: list[int] = field(default_factory=lambda: [7] * 40)
     token_ids: list[int] = field(default_factory=lambda: [5, 6])
     finish_reason: str | None = "length"
     cached_tokens: int = 32
@@ -308,14 +309,14 @@ def test_generate_prints_text_and_report(llm: type[FakeLLM], capsys: pytest.Capt
     )
     assert llm.calls == [
         (
-            EngineConfig(model_path="demo"),
+            EngineConfig(model_path="demo", skip_warmup=True),
             ["hi"],
             SamplingParams(max_tokens=9, temperature=0.0, stop=["a", "b"]),
         )
     ]
     out, err = capsys.readouterr()
     assert out == "<hi>\n"
-    assert err == "32 prompt tokens from the cache, 2 generated (length)\n"
+    assert err == "32 of 40 prompt tokens from the cache, 2 generated (length)\n"
 
 
 def test_generate_takes_all_sampling_flags(llm: type[FakeLLM]) -> None:
@@ -325,7 +326,7 @@ def test_generate_takes_all_sampling_flags(llm: type[FakeLLM]) -> None:
     )
     assert main(line.split()) == 0
     config, _, params = llm.calls[0]
-    assert config == EngineConfig(model_path="demo", seed=4, page_size=4)
+    assert config == EngineConfig(model_path="demo", seed=4, page_size=4, skip_warmup=True)
     assert params == SamplingParams(
         max_tokens=3, min_tokens=1, top_p=0.9, top_k=5, min_p=0.1, repetition_penalty=1.1,
         frequency_penalty=0.2, presence_penalty=0.3, ignore_eos=True,
@@ -341,9 +342,9 @@ def test_generate_keeps_order_and_fails_when_an_item_failed(
     out, err = capsys.readouterr()
     assert out == "<a>\n<früh\n>\n"
     assert err.splitlines() == [
-        "prompt 1: 32 prompt tokens from the cache, 2 generated (length)",
+        "prompt 1: 32 of 40 prompt tokens from the cache, 2 generated (length)",
         "tierax generate: prompt 2: prompt is too bad",
-        "prompt 3: 32 prompt tokens from the cache, 2 generated (length)",
+        "prompt 3: 32 of 40 prompt tokens from the cache, 2 generated (length)",
     ]
 
 

@@ -17,6 +17,7 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 NAMES = {
     "LLM": "engine.llm",
     "Output": "engine.llm",
+    "Choice": "engine.llm",
     "SamplingParams": "engine.request",
     "TokenLogprob": "engine.request",
     "EngineConfig": "engine.config",

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .engine.config import ConfigError as ConfigError
     from .engine.config import EngineConfig as EngineConfig
     from .engine.llm import LLM as LLM
+    from .engine.llm import Choice as Choice
     from .engine.llm import Output as Output
     from .engine.request import SamplingParams as SamplingParams
     from .engine.request import TokenLogprob as TokenLogprob
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "LLM": "engine.llm",
     "Output": "engine.llm",
+    "Choice": "engine.llm",
     "SamplingParams": "engine.request",
     "TokenLogprob": "engine.request",
     "EngineConfig": "engine.config",
@@ -25,7 +27,16 @@ _HOMES = {
 }
 """Public name -> the module that defines it."""
 
-__all__ = ["LLM", "ConfigError", "EngineConfig", "Output", "SamplingParams", "TokenLogprob", "__version__"]
+__all__ = [
+    "LLM",
+    "Choice",
+    "ConfigError",
+    "EngineConfig",
+    "Output",
+    "SamplingParams",
+    "TokenLogprob",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> Any:

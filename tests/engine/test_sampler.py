@@ -188,11 +188,12 @@ def test_huge_temperature_is_uniform_over_possible_tokens() -> None:
 def test_min_tokens_forbids_end_tokens_only_until_reached() -> None:
     logits = np.zeros((1, VOCAB), np.float32)
     logits[0, 7], logits[0, 9] = 9.0, 1.0
-    params = SamplingParams(temperature=0.0, min_tokens=2)
-    chosen = [
-        tokens_of(logits, [make_request(params, output=[5] * done, stop_ids=[7])], 1)[0] for done in range(4)
-    ]
-    assert chosen == [9, 9, 7, 7]
+    # With a bias of its own, the request's table stays in use after `min_tokens`.
+    for bias in ({}, {100: -1.0}):
+        params = SamplingParams(temperature=0.0, min_tokens=2, logit_bias=bias)
+        outputs = [[5] * done for done in range(4)]
+        requests = [make_request(params, output=output, stop_ids=[7]) for output in outputs]
+        assert [tokens_of(logits, [request], 1)[0] for request in requests] == [9, 9, 7, 7]
 
 
 # --- independence
@@ -414,16 +415,31 @@ def test_one_compiled_program_per_bucket_serves_every_option() -> None:
         assert compiled == []
 
 
-def test_state_is_donated_and_updated_in_place() -> None:
-    slots, vocab_size = 64, 8192
-    state = init_state(slots, vocab_size)
-    assert sum(leaf.nbytes for leaf in state) == state_bytes(slots, vocab_size)
-    logits = jnp.zeros((4, vocab_size))
-    rows = pack_rows([], 4, slots)
+def test_wide_batches_are_split_and_the_state_is_updated_in_place() -> None:
+    slots, vocab_size = 64, 1 << 18
+    state = init_state(slots, vocab_size, max_bias=4)
+    assert sum(leaf.nbytes for leaf in state) == state_bytes(slots, vocab_size, max_bias=4)
+    rng = np.random.default_rng(12)
+    logits = jnp.array(random_logits(rng, 8, vocab_size))
+    params = SamplingParams(temperature=0.9, top_p=0.9, frequency_penalty=1.0, logprobs=2)
+    requests = [make_request(params, seed=slot, slot=slot) for slot in range(8)]
+    rows = pack_rows([(request, 3) for request in requests], 8, slots)
     memory = sample.lower(logits, rows, state).compile().memory_analysis()
     assert memory is not None
-    assert memory.alias_size_in_bytes >= state_bytes(slots, vocab_size)
-    assert memory.temp_size_in_bytes < 16 * logits.nbytes
+    assert memory.alias_size_in_bytes >= state_bytes(slots, vocab_size, max_bias=4)
+    assert memory.temp_size_in_bytes < state_bytes(slots, vocab_size, max_bias=4) // 2
+    together, _ = sample(logits, rows, state)
+    for row in (0, 5):
+        alone = pack_rows([(requests[row], 3)], 1, slots)
+        single, _ = sample(logits[row : row + 1], alone, init_state(slots, vocab_size, max_bias=4))
+        assert single.tokens[0] == together.tokens[row]
+        assert single.top_ids[0].tolist() == together.top_ids[row].tolist()
+        np.testing.assert_allclose(single.top_logprobs[0], together.top_logprobs[row], atol=1e-5)
+
+
+def test_every_update_consumes_its_state() -> None:
+    state = init_state(SLOTS, VOCAB)
+    logits, rows = jnp.zeros((4, VOCAB)), pack_rows([], 4, SLOTS)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         old = state

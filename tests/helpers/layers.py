@@ -47,9 +47,12 @@ RULES = (
     *(Rule(name, (*_under("cache"), "models.config", *PURE_ENGINE), never=JAX) for name in PURE_ENGINE),
     Rule("engine*", _under("engine", "cache", "models", "pallas_kernels")),
     Rule("serving*", ("", *_under("serving", "engine")), never=JAX),
-    # A benchmark of one part drives that part; the others measure what a user sees.
+    # A benchmark of one part drives that part; the others measure what a user sees: the public names, which type
+    # checkers find in their homes only (a folder's parent is not the package on disk).
     Rule("bench.radix", ("", *_under("bench", "cache"))),
-    Rule("bench*", ("", *_under("bench", "serving"))),
+    Rule("bench.bare_step", ("", *_under("bench", "engine", "cache"))),
+    Rule("bench.peers*", ("", *_under("bench"), "models.source")),
+    Rule("bench*", ("", "engine.llm", "engine.request", "engine.config", *_under("bench", "serving"))),
     Rule("cli*", ("*",)),
     Rule("launch_server", _under("cli")),
     Rule("__main__", _under("cli")),

@@ -49,7 +49,8 @@ def run(argv: list[str]) -> int:
     prompts = _prompts(values)
     if not prompts:
         parser.error("give at least one --prompt TEXT or --prompt-file FILE")
-    config = engine_config(values, parser)
+    # A few prompts need few of the programs that a server prepares for.
+    config = engine_config({"skip_warmup": True, **values}, parser)
 
     from ..engine.llm import LLM
     from ..engine.request import SamplingParams
@@ -86,7 +87,7 @@ def _report(outputs: list[Output]) -> int:
             continue
         print(output.text, flush=True)
         print(
-            f"{label}{output.cached_tokens} prompt tokens from the cache, "
+            f"{label}{output.cached_tokens} of {len(output.prompt_token_ids)} prompt tokens from the cache, "
             f"{len(output.token_ids)} generated ({output.finish_reason})",
             file=sys.stderr,
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from .options import (
     NAME_OPTION,
     SERVER_OPTIONS,
@@ -21,6 +23,10 @@ def run(argv: list[str]) -> int:
     values = vars(parser.parse_args(argv))
     server = server_config(values)
     config = engine_config(values, parser)
+
+    if server.log_level != "debug":
+        # At info level jax tells which backends it did not find, ahead of any message of ours.
+        logging.getLogger("jax").setLevel(logging.WARNING)
 
     from ..serving.server import run as run_server
 

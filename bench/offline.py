@@ -1,0 +1,301 @@
+"""Speed of one engine on one machine, without a server: against what the hardware allows, the bare step, and peers.
+
+Everything that a ratio compares is measured in the same run. Give the machine nothing else to do meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from ..engine.llm import LLM
+from .bounds import Clock, Machine, ModelCost, impossible, measure_machine
+from .engine_speed import EngineSpeed, Series, model_cost
+from .peers import llama_peer, transformers_peer
+from .peers.find import model_file
+from .peers.peer import PeerMissing, PeerTask
+from .report import number, table, write_json
+
+PEERS: dict[str, Callable[[PeerTask, str], dict[str, Any]]] = {
+    "transformers": transformers_peer.measure,
+    "llama.cpp": llama_peer.measure,
+}
+OPTIONS: dict[str, type] = {
+    "dtype": str,
+    "page_size": int,
+    "max_num_seqs": int,
+    "max_num_batched_tokens": int,
+    "context_length": int,
+    "device_cache_size": str,
+    "compile_cache_dir": str,
+}
+"""Settings of the engine that can be given, by the names of `EngineConfig`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shapes:
+    """What is measured."""
+
+    decode: tuple[tuple[int, int], ...] = ((1, 128), (1, 512), (1, 2048), (8, 200), (16, 200))
+    """(running, context) pairs."""
+    prefill: tuple[int, ...] = (512, 2048)
+    bare: tuple[int, int] = (16, 200)
+    """(running, context) of the comparison with the bare step."""
+    first_token: int = 1900
+    repeats: int = 5
+    steps: int = 32
+    buffer_bytes: int = 1 << 30
+
+    def fitting(self, max_num_seqs: int, context_length: int) -> Shapes:
+        """Without what the engine cannot run; fewer running and shorter prompts where a shape must stay."""
+        room = context_length - self.steps - 32
+        return replace(
+            self,
+            decode=tuple(d for d in self.decode if d[0] <= max_num_seqs and d[1] <= room),
+            prefill=tuple(n for n in self.prefill if n <= room),
+            bare=(min(self.bare[0], max_num_seqs), min(self.bare[1], room)),
+            first_token=min(self.first_token, room),
+        )
+
+
+QUICK = Shapes(
+    decode=((1, 128), (8, 200)),
+    prefill=(512,),
+    bare=(8, 200),
+    first_token=512,
+    repeats=2,
+    steps=8,
+    buffer_bytes=1 << 28,
+)
+
+
+def main(argv: list[str] | None = None, clock: Clock = perf_counter) -> int:
+    """Measures, and prints a table or JSON. Returns 1 if a figure exceeds its bound, which is then no bound."""
+    parser = _parser()
+    args = vars(parser.parse_args(argv))
+    options = {name: args[name] for name in OPTIONS if args[name] is not None}
+    shapes = QUICK if args["quick"] else Shapes()
+    shapes = replace(shapes, repeats=args["repeats"] or shapes.repeats)
+
+    report = measure(args["model"], options, shapes, clock)
+    report["peers"], report["missing"] = _measure_peers(report, args["vs"], args["peer_python"])
+    if args["json"] is None:
+        print(table(*_rows(report)))
+        for name, reason in report["missing"].items():
+            print(f"{name}: {reason}")
+    else:
+        write_json(report, args["json"])
+    for error in report["errors"]:
+        print(f"tierax bench offline: error: {error}", file=sys.stderr)
+    return 1 if report["errors"] else 0
+
+
+def measure(model: str, options: dict[str, Any], shapes: Shapes, clock: Clock) -> dict[str, Any]:
+    """Our own figures, with the machine's bounds from before and after, whichever are higher."""
+    before = measure_machine(clock, buffer_bytes=shapes.buffer_bytes, repeats=shapes.repeats)
+    gc.collect()
+    started = clock()
+    with LLM(model, skip_warmup=True, **options) as llm:
+        loaded = clock()
+        llm.engine.executor.warm_up()
+        warm = clock()
+        compiles = llm.engine.stats.compiles
+        shapes = shapes.fitting(llm.engine.loop.scheduler.limits.max_num_seqs, llm.engine.context_length)
+        speed = EngineSpeed(llm, clock, repeats=shapes.repeats, steps=shapes.steps)
+        decode = {shape: speed.decode(*shape) for shape in shapes.decode}
+        prefill = {tokens: speed.prefill(tokens) for tokens in shapes.prefill}
+        looped, bare = speed.decode_and_bare(*shapes.bare)
+        cold, again, cached = speed.first_token_again(shapes.first_token)
+        cost = model_cost(llm)
+        start = {
+            "load_s": loaded - started,
+            "warm_up_s": warm - loaded,
+            "step_programs": llm.engine.executor.num_programs,
+            "compiled": compiles,
+            "compiled_after_warm_up": llm.engine.stats.compiles - compiles,
+        }
+    del llm, speed
+    gc.collect()
+    after = measure_machine(clock, buffer_bytes=shapes.buffer_bytes, repeats=shapes.repeats)
+    machine = Machine.best(before, after)
+    report = _bounded(machine, cost, decode, prefill)
+    report |= {
+        "bare_step": {
+            "batch": shapes.bare[0],
+            "context": shapes.bare[1],
+            **_figures(looped),
+            "bare_tok_s": bare.median,
+            "ratio": looped.median / bare.median,
+        },
+        "first_token": {
+            "tokens": shapes.first_token,
+            "cold_ms": 1e3 * cold.median,
+            "again_ms": 1e3 * again.median,
+            "ratio": again.median / cold.median,
+            "cached_tokens": cached,
+        },
+        "start": start,
+        "model": {
+            "path": model,
+            "weight_bytes": cost.weight_bytes,
+            "kv_bytes_per_token": cost.kv_bytes_per_token,
+        },
+        "machine": {
+            "read_gb_s": machine.read_bytes_s / 1e9,
+            "read_method": machine.read_method,
+            "read_buffer_bytes": machine.read_buffer_bytes,
+            "matmul_gflop_s": machine.flop_s / 1e9,
+            "cores": _cores(),
+        },
+        "steps": shapes.steps,
+        "repeats": shapes.repeats,
+    }
+    return report
+
+
+def _bounded(
+    machine: Machine,
+    cost: ModelCost,
+    decode: dict[tuple[int, int], Series],
+    prefill: dict[int, Series],
+) -> dict[str, Any]:
+    """Decode and prefill figures with their bounds, and `errors` for those that exceed them."""
+    report: dict[str, Any] = {"decode": [], "prefill": [], "errors": []}
+    for (batch, context), series in decode.items():
+        bound = cost.decode_bound(machine, batch, context)
+        report["decode"].append(
+            {"batch": batch, "context": context, **_figures(series), "bound_tok_s": bound}
+        )
+        report["errors"].append(impossible(f"decode {batch} x {context}", series.median, bound))
+    for tokens, series in prefill.items():
+        bound = cost.prefill_bound(machine, tokens)
+        report["prefill"].append({"tokens": tokens, **_figures(series), "bound_tok_s": bound})
+        report["errors"].append(impossible(f"prefill of {tokens}", series.median, bound))
+    report["errors"] = [error for error in report["errors"] if error is not None]
+    return report
+
+
+def _figures(series: Series) -> dict[str, float]:
+    return {"tok_s": series.median, "tok_s_min": series.low, "tok_s_max": series.high}
+
+
+def _measure_peers(
+    report: dict[str, Any], names: Sequence[str], python: str
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Each peer's figures by name, and why those that are missing are."""
+    found: dict[str, Any] = {}
+    missing: dict[str, str] = {}
+    for name in dict.fromkeys(names):
+        task = PeerTask(
+            model=str(model_file(report["model"]["path"])),
+            decode=[(row["batch"], row["context"]) for row in report["decode"]],
+            prefill=[row["tokens"] for row in report["prefill"]],
+            steps=report["steps"],
+            repeats=report["repeats"],
+            threads=_cores(),
+        )
+        try:
+            found[name] = PEERS[name](task, python)
+        except PeerMissing as error:
+            missing[name] = str(error)
+    return found, missing
+
+
+def _rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of the table."""
+    peers: dict[str, Any] = report["peers"]
+    header = ["", "tierax", "range", "against", "ratio"]
+    header += [column for name in peers for column in (name, "tierax is")]
+    rows: list[list[str]] = []
+
+    def add(
+        name: str, value: float, spread: str = "", against: str = "", ratio: str = "", theirs: Any = ()
+    ) -> None:
+        cells = [name, number(value), spread, against, ratio]
+        for figure in theirs or [None] * len(peers):
+            cells += ["", ""] if figure is None else [number(figure), f"{value / figure:.2f}x"]
+        rows.append(cells)
+
+    def add_bounded(name: str, row: dict[str, Any], kind: str, keys: tuple[str, ...]) -> None:
+        theirs = [_find(peer[kind], row, keys) for peer in peers.values()]
+        bound = row["bound_tok_s"]
+        add(name, row["tok_s"], _spread(row), f"{number(bound)} bound", f"{row['tok_s'] / bound:.0%}", theirs)
+
+    for row in report["decode"]:
+        name = f"decode, {row['batch']} running, context {row['context']}, tok/s"
+        add_bounded(name, row, "decode", ("batch", "context"))
+    for row in report["prefill"]:
+        add_bounded(f"prefill of {row['tokens']}, tok/s", row, "prefill", ("tokens",))
+    bare, first, start, machine = (report[key] for key in ("bare_step", "first_token", "start", "machine"))
+    name = f"engine loop, {bare['batch']} running, context {bare['context']}, tok/s"
+    add(name, bare["tok_s"], _spread(bare), f"{number(bare['bare_tok_s'])} bare step", f"{bare['ratio']:.0%}")
+    name = f"first token of {first['tokens']} tokens again ({first['cached_tokens']} cached), ms"
+    add(name, first["again_ms"], "", f"{number(first['cold_ms'])} cold", f"{first['ratio']:.1%}")
+    rows.append([f"memory read ({machine['read_method']}), GB/s", number(machine["read_gb_s"])])
+    rows.append(["f32 matmul, GFLOP/s", number(machine["matmul_gflop_s"])])
+    rows.append(["start: load, s", number(start["load_s"])])
+    rows.append([f"start: warm-up of {start['step_programs']} step programs, s", number(start["warm_up_s"])])
+    rows.append(["programs compiled after warm-up", str(start["compiled_after_warm_up"])])
+    return header, [row + [""] * (len(header) - len(row)) for row in rows]
+
+
+def _find(peer_rows: list[dict[str, Any]], ours: dict[str, Any], keys: tuple[str, ...]) -> float | None:
+    """The peer's figure for the same shape."""
+    same = (row["tok_s"] for row in peer_rows if all(row[key] == ours[key] for key in keys))
+    return next(same, None)
+
+
+def _spread(row: dict[str, Any]) -> str:
+    return f"{number(row['tok_s_min'])}-{number(row['tok_s_max'])}"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="tierax bench offline", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--model", "--model-path", default="demo", metavar="MODEL", help="default: demo")
+    parser.add_argument(
+        "--vs",
+        action="append",
+        default=[],
+        choices=list(PEERS),
+        help="measure a peer too, if it is installed; may be repeated",
+    )
+    parser.add_argument(
+        "--peer-python",
+        default=sys.executable,
+        metavar="PATH",
+        help="an interpreter that has the peer's packages (default: this one)",
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer shapes and repetitions")
+    parser.add_argument("--repeats", type=_positive, metavar="N", help="repetitions; medians are shown")
+    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - is the standard output")
+    for name, kind in OPTIONS.items():
+        flag = f"--{name.replace('_', '-')}"
+        convert = _positive if kind is int else str
+        parser.add_argument(
+            flag, type=convert, metavar="N" if kind is int else "X", help="as in tierax serve"
+        )
+    return parser
+
+
+def _positive(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

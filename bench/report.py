@@ -1,0 +1,36 @@
+"""Figures as one table for people, or as JSON for scripts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+
+def write_json(report: Any, target: str) -> None:
+    """Writes to a file, or to stdout for `-`."""
+    text = json.dumps(report, indent=1) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    with open(target, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell: the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+    lines = [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in [header, *rows]
+    ]
+    rule = "-" * max(map(len, lines))
+    return "\n".join(line.rstrip() for line in [lines[0], rule, *lines[1:]])
+
+
+def number(value: float) -> str:
+    """Three or more significant digits: `41.3`, `0.57`, `1234`."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"

@@ -1,0 +1,294 @@
+"""The offline face: one output per prompt, in order, whatever the prompts are."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tqdm import tqdm
+
+from helpers.byte_tokenizer import BOS, EOS, IM_END, IM_START
+from helpers.tiny_text_model import write_tiny_text_model
+from tierax import LLM, ConfigError, EngineConfig, Output, SamplingParams
+from tierax.engine.chat_template import TemplateError
+from tierax.engine.validate import ParameterError
+
+OPTIONS: dict[str, Any] = {
+    "page_size": 4,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 32,
+    "context_length": 128,
+    "device_cache_size": "8MiB",
+    "compile_cache_dir": "none",
+    "skip_warmup": True,
+}
+GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
+A_TO_Z = "abcdefghijklmnopqrstuvwxyz"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("model")
+    write_tiny_text_model(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> Iterator[LLM]:
+    with LLM(model, **OPTIONS) as llm:
+        yield llm
+        assert llm.engine.loop.idle
+
+
+def _numbers(output: Output) -> tuple[Any, ...]:
+    """All of an output that must not depend on the cache."""
+    return (output.prompt_token_ids, [(c.text, c.token_ids, c.finish_reason) for c in output.choices])
+
+
+def test_text_and_ids_are_the_same_prompt(llm: LLM) -> None:
+    from_text, from_ids = llm.generate(["hello", list(b"hello")], GREEDY)
+    assert from_text.prompt_token_ids == list(b"hello")
+    assert len(from_text.token_ids) == 8
+    assert from_text.finish_reason == "length"
+    assert from_text.text == llm.engine.tokenizer.decode(from_text.token_ids)
+    assert from_text.error is None
+    assert from_text.logprobs is None
+    assert _numbers(from_text) == _numbers(from_ids)
+
+
+@pytest.mark.parametrize("prompt", ["hello", list(b"hello"), tuple(b"hello")])
+def test_a_bare_prompt_is_one_item(llm: LLM, prompt: Any) -> None:
+    outputs = llm.generate(prompt, GREEDY)
+    assert [output.prompt_token_ids for output in outputs] == [list(b"hello")]
+
+
+def test_nothing_gives_nothing(llm: LLM) -> None:
+    assert llm.generate([], GREEDY) == []
+    assert llm.chat([], GREEDY) == []
+
+
+def test_many_more_prompts_than_can_run_keep_their_order(llm: LLM) -> None:
+    prompts = [f"{A_TO_Z[i % 26]} number {i}" for i in range(300)]
+    params = [SamplingParams(max_tokens=1 + i % 3, temperature=0, ignore_eos=True) for i in range(300)]
+    outputs = llm.generate(prompts, params)
+    assert [bytes(o.prompt_token_ids).decode() for o in outputs] == prompts
+    assert [len(o.token_ids) for o in outputs] == [1 + i % 3 for i in range(300)]
+    again = llm.generate(prompts[::-1], params[::-1])[::-1]
+    assert [_numbers(o) for o in again] == [_numbers(o) for o in outputs]
+
+
+def test_default_parameters(llm: LLM) -> None:
+    (output,) = llm.generate(["x" * 20])
+    assert output.error is None
+    assert output.finish_reason == "stop" or len(output.token_ids) == 108, (
+        "clipped to what the context leaves"
+    )
+
+
+def test_bad_prompts_are_errors_in_their_places(llm: LLM) -> None:
+    prompts: list[Any] = ["good", "x" * 500, "", "bad \ud800", 7, b"bytes", [5, "x"], [10**6], [], "good too"]
+    outputs = llm.generate(prompts, GREEDY)
+    errors = [output.error or "" for output in outputs]
+    assert [bool(error) for error in errors] == [False] + 8 * [True] + [False]
+    for error, words in zip(
+        errors[1:9],
+        ["500 tokens", "empty", "surrogate U+D800", "not int", "not bytes", "'x'", "1000000", "empty"],
+        strict=True,
+    ):
+        assert words in error
+    assert outputs[1].prompt_token_ids == list(b"x" * 500)
+    assert [outputs[3].text, outputs[3].token_ids, outputs[3].finish_reason] == ["", [], "error"]
+    assert _numbers(outputs[0]) == _numbers(llm.generate(["good"], GREEDY)[0])
+    assert len(outputs[9].token_ids) == 8
+
+
+def test_duplicates_bad_ones_and_several_choices_stay_aligned(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=6, n=2, seed=3, ignore_eos=True)
+    outputs = llm.generate(["a", "x" * 500, "a", "b"], params)
+    assert [output.error is None for output in outputs] == [True, False, True, True]
+    assert [len(output.choices) for output in outputs] == [2, 1, 2, 2]
+    assert _numbers(outputs[0]) == _numbers(outputs[2])
+    first, second = outputs[0].choices
+    assert first.token_ids != second.token_ids
+    assert (outputs[0].text, outputs[0].token_ids) == (first.text, first.token_ids)
+    (alone,) = llm.generate(["a"], SamplingParams(max_tokens=6, seed=3, ignore_eos=True))
+    assert alone.token_ids == first.token_ids
+
+
+def test_bad_parameters_of_one_item_spoil_only_it(llm: LLM) -> None:
+    params: list[Any] = [GREEDY, SamplingParams(temperature=-1), GREEDY, None, SamplingParams(n=0)]
+    outputs = llm.generate(["a", "b", "c", "d", "e"], params)
+    assert [output.error is None for output in outputs] == [True, False, True, False, False]
+    assert "temperature must be at least 0" in (outputs[1].error or "")
+    assert "SamplingParams is expected, not NoneType" in (outputs[3].error or "")
+    assert outputs[4].prompt_token_ids == list(b"e")
+
+
+def test_mistakes_of_the_whole_call_raise(llm: LLM) -> None:
+    with pytest.raises(ParameterError, match="temperature must be"):
+        llm.generate(["a", "b"], SamplingParams(temperature=float("nan")))
+    with pytest.raises(ParameterError, match="3 entries for 2 prompts"):
+        llm.generate(["a", "b"], [GREEDY] * 3)
+    assert llm.generate(["a"], GREEDY)[0].error is None
+
+
+def test_logprobs_and_end_token(llm: LLM) -> None:
+    (free,) = llm.generate(["abc"], SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=2))
+    assert free.logprobs is not None
+    assert [entry.token_id for entry in free.logprobs] == free.token_ids
+    for entry in free.logprobs:
+        assert entry.top[0] == (entry.token_id, entry.logprob), "greedy takes the likeliest"
+        assert len(entry.top) == 2
+    end = free.token_ids[3]
+    params = SamplingParams(max_tokens=6, temperature=0, ignore_eos=True, logprobs=0, stop_token_ids=[end])
+    (ended,) = llm.generate(["abc"], params)
+    assert ended.token_ids == free.token_ids[: free.token_ids.index(end)]
+    assert ended.finish_reason == "stop"
+    assert [entry.token_id for entry in ended.logprobs or []] == ended.token_ids
+
+
+def test_cached_tokens_by_tier(llm: LLM) -> None:
+    cold, warm = (llm.generate([A_TO_Z], GREEDY)[0] for _ in range(2))
+    assert cold.cached_tokens == 0
+    assert warm.cached_tokens == 24, "all whole pages of 4 but for the last token's"
+    assert warm.cached_by_tier == {"device": 24, "host": 0, "disk": 0}
+    assert _numbers(cold) == _numbers(warm)
+    # Together: the second finds what the first is computing.
+    together = llm.generate([A_TO_Z[::-1]] * 2, GREEDY)
+    assert [output.cached_tokens for output in together] == [0, 24]
+
+
+def test_chat(llm: LLM) -> None:
+    conversation = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    (one,) = llm.chat(conversation, GREEDY)
+    assert one.prompt_token_ids == [
+        *(IM_START, *b"system\nbe brief", IM_END, *b"\n"),
+        *(IM_START, *b"user\nhi", IM_END, *b"\n", IM_START, *b"assistant\n"),
+    ]
+    assert not {BOS, EOS} & set(one.prompt_token_ids)
+    several = llm.chat([conversation, [{"role": "user", "content": "hi"}]], GREEDY)
+    assert _numbers(several[0]) == _numbers(one)
+    assert len(several[1].prompt_token_ids) < len(one.prompt_token_ids)
+
+
+def test_chat_continues_a_message(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well,"}]
+    (output,) = llm.chat(messages, GREEDY, add_generation_prompt=False, continue_final_message=True)
+    assert bytes(output.prompt_token_ids[-5:]) == b"well,"
+
+
+def test_bad_conversations_are_errors_in_their_places(llm: LLM) -> None:
+    good = [{"role": "user", "content": "hi"}]
+    bad: list[Any] = [
+        [],
+        [{"role": "pope", "content": "x"}],
+        [{"role": "user", "content": 5}],
+        "text",
+        [good],
+    ]
+    outputs = llm.chat([good, *bad, good], GREEDY)
+    assert [output.error is None for output in outputs] == [True] + 5 * [False] + [True]
+    assert "'pope' is unknown" in (outputs[2].error or "")
+    # A list that starts with a message is one conversation.
+    (single,) = llm.chat([*good, "junk"], GREEDY)  # pyright: ignore[reportArgumentType]
+    assert "messages[1] must be an object" in (single.error or "")
+
+
+def test_a_model_without_chat_template(tmp_path: Path) -> None:
+    write_tiny_text_model(tmp_path, chat_template=False)
+    with LLM(tmp_path, **OPTIONS) as llm, pytest.raises(TemplateError, match="use generate"):
+        llm.chat([{"role": "user", "content": "hi"}])
+
+
+def test_engine_config_or_keywords(model: Path) -> None:
+    config = EngineConfig(model_path=str(model), **OPTIONS)
+    with LLM(config) as llm:
+        assert llm.engine.config is config
+    with pytest.raises(TypeError, match="page_size"):
+        LLM(config, page_size=4)
+    with pytest.raises(ConfigError, match="did you mean page_size"):
+        LLM(model, pagesize=4)
+
+
+def test_closed(model: Path) -> None:
+    llm = LLM(model, **OPTIONS)
+    llm.close()
+    llm.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.generate(["a"])
+
+
+class Bar(tqdm):
+    """Writes into `text` instead of stderr."""
+
+    text = io.StringIO()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs, file=Bar.text, mininterval=0, ncols=120)
+
+
+def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    prompt = "the bar shows this"
+    llm.generate([prompt, "", prompt], GREEDY, use_tqdm=Bar)
+    last = Bar.text.getvalue().split("\r")[-1]
+    assert "3/3" in last
+    assert "tok/s" in last
+    assert f"{16 / 36:.0%} cached" in last
+    llm.generate([prompt], GREEDY)
+    assert capsys.readouterr().err == "", "stderr is no terminal here"
+
+
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_leaves_an_engine_that_works(llm: LLM, presses: int) -> None:
+    class Ring(tqdm):
+        """Presses Ctrl-C when it is first refreshed."""
+
+        left = presses
+
+        def update(self, n: float | None = 1) -> bool | None:
+            while Ring.left:
+                Ring.left -= 1
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().update(n)
+
+    (before,) = llm.generate(["interrupt"], GREEDY)
+    endless = SamplingParams(max_tokens=100, ignore_eos=True)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([f"interrupt {i}" for i in range(20)], endless, use_tqdm=Ring)
+    loop = llm.engine.loop
+    assert loop.idle
+    loop.scheduler.check()
+    assert llm.engine.cache.in_use == 0
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    (after,) = llm.generate(["interrupt"], GREEDY)
+    assert _numbers(after) == _numbers(before)
+
+
+def test_a_failing_device_is_an_error_of_the_items_it_hit(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.executor, "collect", lambda: (_ for _ in ()).throw(MemoryError("all gone")))
+        outputs = llm.generate(["a", "b"], GREEDY)
+    assert ["MemoryError: all gone" in (output.error or "") for output in outputs] == [True, True]
+    assert [output.finish_reason for output in outputs] == ["error", "error"]
+    assert llm.generate(["a"], GREEDY)[0].error is None
+
+
+def test_threads_take_turns(llm: LLM) -> None:
+    expected = [_numbers(output) for output in llm.generate(list("abc"), GREEDY)]
+    results: list[Any] = [None] * 4
+
+    def work(i: int) -> None:
+        results[i] = [_numbers(output) for output in llm.generate(list("abc"), GREEDY)]
+
+    threads = [threading.Thread(target=work, args=[i]) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [expected] * 4

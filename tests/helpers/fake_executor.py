@@ -1,0 +1,322 @@
+"""A device in plain Python with a clock that tests turn, and a rig that drives the real loop on it.
+
+The "model" sees only what it reaches through page tables, as a real one does: a cell of a page holds what was
+written there, a row reads every position of its request through its table, and the next token follows from that
+alone. A freed page in use, an alias, or KV that was never computed fails at once or changes the answer.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tierax.cache.manager import CacheManager
+from tierax.engine.loop import EngineLoop
+from tierax.engine.plan import Row, Sampled, StepPlan, Transfers
+from tierax.engine.request import Delta, OutputText, Request, SamplingParams, Status
+from tierax.engine.schedule_policy import FCFS, SchedulePolicy
+from tierax.engine.scheduler import Limits
+
+Model = Callable[[int, int, int], int]
+"""(hash of all tokens so far, seed, position of the token to choose) -> the token."""
+
+_MODULUS = (1 << 61) - 1
+
+
+class ManualClock:
+    """Seconds that pass only when a test or the fake device says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def fold(history: int, token: int) -> int:
+    """The hash of a sequence one token longer."""
+    return (history * 1_000_003 + token + 7) % _MODULUS
+
+
+def hash_model(history: int, seed: int, position: int) -> int:
+    """A token from 0 to 99."""
+    mixed = (history ^ (seed * 0x9E3779B97F4A7C15) ^ (position << 17)) * 0xBF58476D1CE4E5B9 % (1 << 64)
+    return (mixed >> 33) % 100
+
+
+def solo(request: Request, model: Model = hash_model) -> list[int]:
+    """The output of a request by itself, without engine, pages or cache (text stops are not looked at)."""
+    history = 0
+    for token in request.tokens[: request.num_prompt]:
+        history = fold(history, token)
+    output: list[int] = []
+    for position in range(request.num_prompt, request.max_total):
+        token = model(history, request.seed, position)
+        output.append(token)
+        if token in request.stop_ids and len(output) > request.params.min_tokens:
+            break
+        history = fold(history, token)
+    return output
+
+
+class Cell(NamedTuple):
+    """The KV of one position: it stands for the token, its place, and all that came before it."""
+
+    namespace: bytes
+    position: int
+    token: int
+    history: int
+
+
+@dataclass(slots=True)
+class Bound:
+    """A row with all that `submit` may read of its request."""
+
+    row: Row
+    pages: list[int]
+    tokens: list[int]
+
+
+class FakeExecutor:
+    """Implements `plan.Executor`. A step takes `seconds_per_token` for each of its tokens."""
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        clock: ManualClock,
+        *,
+        model: Model = hash_model,
+        seconds_per_token: float = 0.001,
+    ) -> None:
+        self.page_size = page_size
+        self.plans: list[StepPlan] = []
+        """All that were submitted."""
+        self.submit_error: Exception | None = None
+        """Raised by the next `submit`, once."""
+        self.collect_error: Exception | None = None
+        """Raised by the next `collect`, once."""
+        self.resets = 0
+        self._num_pages = num_pages
+        self._clock = clock
+        self._model = model
+        self._seconds_per_token = seconds_per_token
+        self._free_at = 0.0
+        self._start_empty()
+
+    def _start_empty(self) -> None:
+        self._cells: dict[tuple[int, int], Cell] = {}
+        self._last: dict[int, tuple[Request, int, int]] = {}
+        """Slot -> request, residency and the token sampled last: the device's own memory."""
+        self._in_flight: deque[tuple[float, list[Sampled]]] = deque()
+
+    def submit(self, plan: StepPlan) -> None:
+        if self.submit_error is not None:
+            error, self.submit_error = self.submit_error, None
+            raise error
+        self._check_plan(plan)
+        self.plans.append(plan)
+        rows = [self._bind(row) for row in plan.rows]
+        # Three passes, since a row may read what another row of the same step computes.
+        for bound in rows:
+            self._write(bound)
+        for bound in rows:
+            self._fold(bound)
+        sampled = [self._sample(bound) for bound in rows if bound.row.sample]
+        self._free_at = max(self._free_at, self._clock()) + plan.num_tokens * self._seconds_per_token
+        self._in_flight.append((self._free_at, sampled))
+
+    def collect(self) -> list[Sampled]:
+        done_at, sampled = self._in_flight.popleft()
+        self._clock.now = max(self._clock.now, done_at)
+        if self.collect_error is not None:
+            error, self.collect_error = self.collect_error, None
+            raise error
+        return sampled
+
+    def reset(self) -> None:
+        self.resets += 1
+        self._start_empty()
+
+    def computed(self, request: Request) -> list[int]:
+        """The positions that were computed for a request, in order of computation."""
+        rows = [row for plan in self.plans for row in plan.rows if row.request is request]
+        return [position for row in rows for position in range(row.start, row.start + row.count)]
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        assert plan.rows, "an empty plan"
+        assert all(row.count > 1 for row in plan.chunks), "a chunk of one token"
+        assert all(row.count == 1 for row in plan.decodes), "a decode of several tokens"
+        assert all(row.request.status is Status.RUNNING for row in plan.rows), "a row of one who does not run"
+        slots = [row.request.slot for row in plan.rows]
+        assert len(set(slots)) == len(slots), "two rows share a slot"
+
+    def _bind(self, row: Row) -> Bound:
+        request, end = row.request, row.start + row.count
+        assert request.lease is not None
+        pages = list(request.lease.pages)
+        assert len(pages) * self.page_size >= end, "the page table is too short"
+        assert all(0 <= page < self._num_pages for page in pages), "a page out of range"
+        tokens = list(request.tokens[row.start : end])
+        if len(tokens) < row.count:
+            owner, residency, token = self._last[request.slot]
+            assert owner is request, "the slot's last token is another request's"
+            assert residency == request.residency, "the slot's last token is of an earlier residency"
+            tokens.append(token)
+        assert len(tokens) == row.count, "a token that neither host nor device knows"
+        return Bound(row, pages, tokens)
+
+    def _cell(self, bound: Bound, position: int) -> tuple[int, int]:
+        return bound.pages[position // self.page_size], position % self.page_size
+
+    def _write(self, bound: Bound) -> None:
+        for position, token in enumerate(bound.tokens, bound.row.start):
+            place = self._cell(bound, position)
+            self._cells[place] = Cell(bound.row.request.namespace, position, token, -1)
+
+    def _fold(self, bound: Bound) -> None:
+        history = 0
+        for position in range(bound.row.start + bound.row.count):
+            place = self._cell(bound, position)
+            cell = self._cells[place]
+            history = fold(history, cell.token)
+            if position >= bound.row.start:
+                assert cell.history in (-1, history), "two rows of a step write to one place"
+                self._cells[place] = cell._replace(history=history)
+
+    def _sample(self, bound: Bound) -> Sampled:
+        request, end = bound.row.request, bound.row.start + bound.row.count
+        history = 0
+        for position in range(end):
+            cell = self._cells[self._cell(bound, position)]
+            history = fold(history, cell.token)
+            assert cell.position == position, f"position {position} reads the KV of position {cell.position}"
+            assert cell.namespace == request.namespace, "KV of another tenant"
+            assert cell.history == history, "KV that was computed after other tokens"
+        token = self._model(history, request.seed, end)
+        self._last[request.slot] = (request, request.residency, token)
+        return Sampled(token, -1.0, ((token, -1.0),))
+
+
+class FakeTransfers:
+    """Implements `plan.Transfers`: a request is ready once the clock has passed its time in `ready_at`."""
+
+    def __init__(self) -> None:
+        self.ready_at: dict[str, float] = {}
+        self.started: list[str] = []
+        self.cancelled: list[str] = []
+        self.polls = 0
+
+    def start(self, request: Request, now: float) -> None:
+        self.started.append(request.id)
+
+    def poll(self, now: float) -> None:
+        self.polls += 1
+
+    def ready(self, request: Request, now: float) -> bool:
+        return now >= self.ready_at.get(request.id, 0.0)
+
+    def cancel(self, request: Request) -> None:
+        self.cancelled.append(request.id)
+
+
+class Rig:
+    """The real loop, scheduler and cache on a fake device; `check()` holds after every step."""
+
+    def __init__(
+        self,
+        *,
+        pages: int = 64,
+        page_size: int = 4,
+        seqs: int = 4,
+        budget: int = 32,
+        policy: SchedulePolicy | None = None,
+        transfers: Transfers | None = None,
+        enabled: bool = True,
+        model: Model = hash_model,
+    ) -> None:
+        self.clock = ManualClock()
+        self.cache = CacheManager(pages, page_size, enabled=enabled)
+        self.device = FakeExecutor(pages, page_size, self.clock, model=model)
+        self.loop = EngineLoop(
+            self.cache,
+            self.device,
+            Limits(seqs, budget),
+            policy or FCFS(),
+            clock=self.clock,
+            transfers=transfers,
+        )
+        self.deltas: dict[str, list[Delta]] = {}
+        self.budget = budget
+        self._model = model
+
+    def request(
+        self,
+        prompt: Sequence[int],
+        max_tokens: int = 6,
+        *,
+        id: str | None = None,
+        seed: int = 0,
+        stop_ids: Sequence[int] = (),
+        namespace: bytes = b"",
+        text: OutputText | None = None,
+        **params: object,
+    ) -> Request:
+        """A request as the engine would make it, its output clipped to the pool."""
+        name = id if id is not None else f"r{len(self.deltas)}"
+        deltas = self.deltas[name] = []
+        return Request(
+            id=name,
+            tokens=array("i", prompt),
+            num_prompt=len(prompt),
+            params=SamplingParams(max_tokens=max_tokens, **params),  # pyright: ignore[reportArgumentType]
+            seed=seed,
+            stop_ids=frozenset(stop_ids),
+            max_total=min(len(prompt) + max_tokens, self.cache.capacity_tokens),
+            namespace=namespace,
+            text=text,
+            on_delta=deltas.append,
+        )
+
+    def add(self, prompt: Sequence[int], max_tokens: int = 6, **options: object) -> Request:
+        request = self.request(prompt, max_tokens, **options)  # pyright: ignore[reportArgumentType]
+        self.loop.add(request)
+        return request
+
+    def step(self) -> bool:
+        plans = len(self.device.plans)
+        busy = self.loop.step()
+        self.loop.scheduler.check()
+        assert len(self.device.plans) <= plans + 1
+        assert all(plan.num_tokens <= self.budget for plan in self.device.plans[plans:]), "over the budget"
+        return busy
+
+    def run(self, most_steps: int = 3000) -> int:
+        """Steps until nothing is left to do, and checks that nothing is held then; returns how many it took."""
+        for count in range(most_steps):
+            if self.loop.idle:
+                self.cache.check()
+                assert self.cache.in_use == 0
+                return count
+            if not self.step():
+                self.clock.advance(0.001)
+        raise AssertionError(f"not idle after {most_steps} steps: {self.loop.request_ids}")
+
+    def output(self, request: Request) -> list[int]:
+        """The generated tokens, which must be what the deltas brought."""
+        output = list(request.tokens[request.num_prompt :])
+        assert [token for delta in self.deltas[request.id] for token in delta.token_ids] == output
+        return output
+
+    def expect_solo(self, request: Request) -> None:
+        """Asserts that the request ended by itself with the tokens that it would have had alone."""
+        expected = solo(request, self._model)
+        assert self.output(request) == expected, request.id
+        stopped = expected[-1] in request.stop_ids and len(expected) > request.params.min_tokens
+        assert request.finish_reason == ("stop" if stopped else "length")
