@@ -10,7 +10,6 @@ from jax import monitoring
 from .stats import EngineStats
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-_FROM_DISK = "/jax/compilation_cache/cache_hits"
 
 
 class CompileCounter:
@@ -26,7 +25,7 @@ class CompileCounter:
     def close(self) -> None:
         monitoring.unregister_event_duration_listener(self._on_duration)
 
-    def _on_duration(self, event: str, duration: float, **_: str | int) -> None:
+    def _on_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event == _COMPILED:
             self._stats.compiles += 1
 

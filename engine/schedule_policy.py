@@ -13,9 +13,7 @@ MatchLength = Callable[[Request], int]
 class SchedulePolicy(Protocol):
     """Orders the waiting requests for admission."""
 
-    def order(
-        self, waiting: Sequence[Request], match_length: MatchLength, now: float
-    ) -> Sequence[Request]:
+    def order(self, waiting: Sequence[Request], match_length: MatchLength, now: float) -> Sequence[Request]:
         """The requests, the first to admit first. `waiting` is in order of arrival, retracted ones in front."""
         ...
 

@@ -43,7 +43,9 @@ class StepShapes:
     An id below 0 stands for the token that the device sampled last for slot `-1 - id`.
     """
 
-    def __init__(self, max_num_seqs: int, max_num_batched_tokens: int, table_width: int, page_size: int, num_pages: int):
+    def __init__(
+        self, max_num_seqs: int, max_num_batched_tokens: int, table_width: int, page_size: int, num_pages: int
+    ):
         self.max_num_seqs = max_num_seqs
         self.token_buckets = buckets(max_num_batched_tokens)
         self.row_buckets = buckets(max_num_seqs)
@@ -81,7 +83,9 @@ class StepShapes:
             assert request.lease is not None
             pages = np.asarray(request.lease.pages, np.int32)
             used = -(-end // page_size)
-            assert len(pages) >= used and 0 <= pages.min() and pages.max() < self.num_pages, "a page out of range"
+            assert len(pages) >= used and 0 <= pages.min() and pages.max() < self.num_pages, (
+                "a page out of range"
+            )
             table[index, :used] = pages[:used]
             here = slice(at, at + row.count)
             known = request.tokens[row.start : end]
@@ -104,7 +108,9 @@ class StepShapes:
         counts[:] = num_chunks, len(rows)
         return vector, table
 
-    def unpack(self, vector: jax.Array, tokens: int, table: jax.Array) -> tuple[StepTokens, RaggedBatch, jax.Array]:
+    def unpack(
+        self, vector: jax.Array, tokens: int, table: jax.Array
+    ) -> tuple[StepTokens, RaggedBatch, jax.Array]:
         """The reverse of `pack`, traced: step tokens (ids not resolved yet), ragged batch, kept rows `[R]`."""
         size = self.rows(tokens)
         ids, positions, slots, rest = jnp.split(vector, (tokens, 2 * tokens, 3 * tokens))
@@ -145,5 +151,3 @@ class StepFunctions:
         """Samples for the first `rows` of the kept hidden states."""
         logits = self._decoder.logits(params, hidden_rd[: rows.flags.shape[0]])
         return sample(logits, rows, state)
-
-

@@ -41,13 +41,23 @@ class StepTokens(NamedTuple):
     """i32 `[T]`: where its KV goes (`pages.write_kv`); -1 for padding."""
 
 
-class Layer(nnx.Module):
+class _Block(nnx.Module):
+    """A module whose parameters come from a table of shapes."""
+
+    def __init__(self, config: ModelConfig, shapes: dict[str, tuple[int, ...]], dtype: jnp.dtype) -> None:
+        self.config = config
+        for name, shape in shapes.items():
+            setattr(self, name, nnx.Param(jnp.zeros(shape, dtype)))
+
+    def leaf(self, name: str) -> jax.Array:
+        return getattr(self, name)[...]
+
+
+class Layer(_Block):
     """One decoder layer. Parameter names and shapes are `ModelConfig.layer_shapes`."""
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
-        self.config = config
-        for name, shape in config.layer_shapes().items():
-            setattr(self, name, nnx.Param(jnp.zeros(shape, dtype)))
+        super().__init__(config, config.layer_shapes(), dtype)
 
     def __call__(
         self,
@@ -65,45 +75,39 @@ class Layer(nnx.Module):
 
         def dense(name: str, x: jax.Array) -> jax.Array:
             bias = f"{name}_bias"
-            return project(name, x) + self._leaf(bias) if hasattr(self, bias) else project(name, x)
+            return project(name, x) + self.leaf(bias) if hasattr(self, bias) else project(name, x)
 
         rows = x_td.shape[0]
-        qkv = dense("qkv", rms_norm(x_td, self._leaf("attn_norm"), c.rms_norm_eps))
+        qkv = dense("qkv", rms_norm(x_td, self.leaf("attn_norm"), c.rms_norm_eps))
         qkv = qkv.reshape(rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
         q, k, v = jnp.split(qkv, (c.num_heads, c.num_heads + c.num_kv_heads), axis=1)
         if c.qk_norm:
-            q = rms_norm(q, self._leaf("q_norm"), c.rms_norm_eps)
-            k = rms_norm(k, self._leaf("k_norm"), c.rms_norm_eps)
+            q = rms_norm(q, self.leaf("q_norm"), c.rms_norm_eps)
+            k = rms_norm(k, self.leaf("k_norm"), c.rms_norm_eps)
         q, k = rotate(q, *rotary), rotate(k, *rotary)
         pool = write_kv(pool, k, v, tokens.slots, layer)
         attended = attend(q, pool, layer, batch, window=window)
         x_td = x_td + dense("o", attended.reshape(rows, -1))
-        gate_up = dense("gate_up", rms_norm(x_td, self._leaf("mlp_norm"), c.rms_norm_eps))
+        gate_up = dense("gate_up", rms_norm(x_td, self.leaf("mlp_norm"), c.rms_norm_eps))
         gate, up = jnp.split(gate_up, 2, axis=-1)
         return x_td + dense("down", jax.nn.silu(gate) * up), pool
 
-    def _leaf(self, name: str) -> jax.Array:
-        return getattr(self, name)[...]
 
-
-
-class Trunk(nnx.Module):
+class Trunk(_Block):
     """What stands outside the layers: embedding, final norm, output head."""
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
-        self.config = config
-        for name, shape in config.top_shapes().items():
-            setattr(self, name, nnx.Param(jnp.zeros(shape, dtype)))
+        super().__init__(config, config.top_shapes(), dtype)
 
     def embed_tokens(self, ids_t: jax.Array) -> jax.Array:
-        return self.embed[...][ids_t]
+        return self.leaf("embed")[ids_t]
 
     def normalize(self, x_td: jax.Array) -> jax.Array:
-        return rms_norm(x_td, self.final_norm[...], self.config.rms_norm_eps)
+        return rms_norm(x_td, self.leaf("final_norm"), self.config.rms_norm_eps)
 
     def logits(self, x_sd: jax.Array) -> jax.Array:
-        head = self.embed if self.config.tie_embeddings else self.lm_head
-        return linear(x_sd, head[...]).astype(jnp.float32)
+        head = self.leaf("embed" if self.config.tie_embeddings else "lm_head")
+        return linear(x_sd, head).astype(jnp.float32)
 
 
 class Decoder:
@@ -129,6 +133,7 @@ class Decoder:
         windows = jnp.asarray([config.window(i) for i in range(config.num_layers)], jnp.int32)
 
         def body(carry, xs):
+            x, pool = carry
             index, window, leaves = xs
             module = nnx.merge(self._layer_def, _fill(self._layer_state, leaves))
 
@@ -137,7 +142,7 @@ class Decoder:
                     return linear(x, leaves[name])
                 return lax.switch(index, [partial(linear, weight_oi=w) for w in matrices[name]], x)
 
-            x, pool = module(*carry, index, window, rotary, tokens, batch, self._attend, project)
+            x, pool = module(x, pool, index, window, rotary, tokens, batch, self._attend, project)
             return (x, pool), None
 
         indices = jnp.arange(config.num_layers, dtype=jnp.int32)
@@ -176,8 +181,12 @@ def _split_layers(layers: Any) -> tuple[dict[str, tuple[jax.Array, ...]], dict[s
     """Matrices to pick by layer, and leaves `[L, ...]` to scan over; the stacked form has only the latter."""
     if not isinstance(layers, tuple):
         return {}, layers
-    matrices = {name: tuple(leaves[name] for leaves in layers) for name, leaf in layers[0].items() if leaf.ndim > 1}
-    vectors = {name: jnp.stack([leaves[name] for leaves in layers]) for name in layers[0] if name not in matrices}
+    matrices = {
+        name: tuple(leaves[name] for leaves in layers) for name, leaf in layers[0].items() if leaf.ndim > 1
+    }
+    vectors = {
+        name: jnp.stack([leaves[name] for leaves in layers]) for name in layers[0] if name not in matrices
+    }
     return matrices, vectors
 
 

@@ -27,5 +27,7 @@ def select(backend: str = "auto") -> Attend:
     """
     name = "xla" if backend == "auto" else backend
     if name not in BACKENDS:
-        raise ValueError(f"unknown attention backend {backend!r}: choose auto or one of {', '.join(BACKENDS)}")
+        raise ValueError(
+            f"unknown attention backend {backend!r}: choose auto or one of {', '.join(BACKENDS)}"
+        )
     return BACKENDS[name]

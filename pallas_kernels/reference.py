@@ -22,14 +22,14 @@ def attend(
     """See `attention.attend`. Python loops over rows: for concrete (not traced) batches only."""
     tokens, heads, head_dim = q_thd.shape
     kv_heads = pool.shape[3]
-    scale = head_dim**-0.5 if scale is None else scale
+    factor = float(head_dim) ** -0.5 if scale is None else scale
     out = jnp.zeros((tokens, heads, head_dim), jnp.float32)
     for row in range(int(batch.num_rows)):
         start, end, kv_len = int(batch.q_starts[row]), int(batch.q_starts[row + 1]), int(batch.kv_lens[row])
         kv = gather_layer(pool, batch.page_table[row], layer)[:kv_len].astype(jnp.float32)
         k_nkd, v_nkd = kv[..., :head_dim], kv[..., head_dim:]
         q = q_thd[start:end].astype(jnp.float32).reshape(end - start, kv_heads, -1, head_dim)
-        scores = jnp.einsum("qkgd,nkd->kgqn", q, k_nkd) * scale
+        scores = jnp.einsum("qkgd,nkd->kgqn", q, k_nkd) * factor
         if soft_cap:
             scores = soft_cap * jnp.tanh(scores / soft_cap)
         q_pos = jnp.arange(kv_len - (end - start), kv_len)[:, None]

@@ -40,7 +40,7 @@ def attend(
 ) -> jax.Array:
     """See `attention.attend`."""
     tokens, _, head_dim = q_thd.shape
-    scale = head_dim**-0.5 if scale is None else scale
+    scale = float(head_dim) ** -0.5 if scale is None else scale
     q_thd = q_thd * jnp.asarray(scale, q_thd.dtype)
     out = jnp.zeros_like(q_thd)
     if tokens > 1:
@@ -117,7 +117,10 @@ def _attend_decodes(q_thd, out, pool, layer, batch, window, soft_cap):
             return softmax.fold(q, _gather(pool, pages, layer), visible[:, None, None], soft_cap)
 
         softmax = lax.fori_loop(
-            first_pos.min() // block, -(-kv_len.max() // block), kv_block, _Softmax.empty(q.shape[:-1], head_dim)
+            first_pos.min() // block,
+            -(-kv_len.max() // block),
+            kv_block,
+            _Softmax.empty(q.shape[:-1], head_dim),
         )
         mixed = softmax.result().reshape(size, heads, head_dim).astype(out.dtype)
         return lax.dynamic_update_slice(out, mixed, (token, 0, 0))
@@ -158,7 +161,8 @@ def _attend_chunks(q_thd, out, pool, layer, batch, window, soft_cap):
                 visible = (pos <= q_pos) & ((window <= 0) | (pos > q_pos - window))
                 # Head by head: at this size plain matrix products are a third faster than one batched product.
                 return tuple(
-                    softmax.fold(q_krd[k], kv_knw[k], visible, soft_cap) for k, softmax in enumerate(softmaxes)
+                    softmax.fold(q_krd[k], kv_knw[k], visible, soft_cap)
+                    for k, softmax in enumerate(softmaxes)
                 )
 
             empty = (_Softmax.empty((tile * group,), head_dim),) * kv_heads

@@ -293,9 +293,14 @@ class Generation:
             count = f"{len(call.prompts)} prompts times n = {call.params.n}"
             raise bad_request(f"{count} is more than {MAX_CHOICES} choices in one call.", "n")
         if call.params.max_tokens == 0:
-            limits = {"vocab_size": vocab, "context_length": context, "capacity_tokens": context}
             for prompt in call.prompts:
-                check_prompt(prompt, **limits, params=call.params)
+                check_prompt(
+                    prompt,
+                    vocab_size=vocab,
+                    context_length=context,
+                    capacity_tokens=context,
+                    params=call.params,
+                )
 
     def deliver(self, delta: Delta) -> None:
         """Takes over what the engine reports of one request."""

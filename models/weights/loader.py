@@ -15,6 +15,7 @@ from tqdm import tqdm
 from ..config import ModelConfig
 from ..errors import ModelError
 from .gguf import GGUFFile
+from .host_memory import HostMemory
 from .names import Format, Parameter, is_ignored, parameters
 from .safetensors import SafetensorsWeights
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 Dtype = Literal["f32", "bf16"]
 Params = dict[str, Any]
 _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
-_ALIGNMENT = 64
 
 
 class Weights(Protocol):
@@ -130,14 +130,15 @@ class _Builder:
         self._weights = weights
         self._dtype = dtype
         self._bar = bar
+        self._memory = HostMemory()
 
     def array(self, parameter: Parameter, sharding: Any) -> jax.Array:
-        buffer = _aligned(parameter.shape, self._dtype)
+        buffer = self._memory.empty(parameter.shape, self._dtype)
         self._fill(buffer, parameter)
         return jax.device_put(buffer, sharding)
 
     def stack(self, layers: list[Parameter], sharding: Any) -> jax.Array:
-        buffer = _aligned((len(layers), *layers[0].shape), self._dtype)
+        buffer = self._memory.empty((len(layers), *layers[0].shape), self._dtype)
         for row, parameter in zip(buffer, layers, strict=True):
             self._fill(row, parameter)
         return jax.device_put(buffer, sharding)
@@ -183,14 +184,3 @@ def _pick(shardings: Any, *path: str | int) -> Any:
             return None
         shardings = shardings[key]
     return shardings
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Uninitialised memory at a 64-byte boundary: on a CPU backend jax then adopts it instead of copying it.
-
-    Nothing else refers to it, so the jax array is its only owner, and the peak stays near the model's size.
-    """
-    nbytes = int(np.prod(shape)) * dtype.itemsize
-    raw = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % _ALIGNMENT
-    return raw[start : start + nbytes].view(dtype).reshape(shape)

@@ -15,8 +15,8 @@ from helpers.sampling_reference import choose
 from helpers.tiny_engine import Run, TinyDevice, TinyModel, output
 from tierax.engine.request import Request, SamplingParams
 from tierax.engine.schedule_policy import LPM
-from tierax.models.transformer import Decoder
 from tierax.engine.step import StepFunctions, StepShapes
+from tierax.models.transformer import Decoder
 
 PAGE_SIZES = (1, 4, 16)
 MIXES = 67
@@ -36,7 +36,8 @@ def devices(stacked: TinyModel) -> dict[int, TinyDevice]:
         return made[0] if made else made.append(StepFunctions(decoder, shapes)) or made[0]
 
     return {
-        size: TinyDevice(stacked, size, tokens_in_pool=768, coarse=True, functions=shared) for size in PAGE_SIZES
+        size: TinyDevice(stacked, size, tokens_in_pool=768, coarse=True, functions=shared)
+        for size in PAGE_SIZES
     }
 
 
@@ -51,7 +52,9 @@ def same_tokens(request: Request, reference: Request, model: TinyModel) -> int:
             known = reference.tokens[: reference.num_prompt + index]
             logits = plain_logprobs(model.params, model.config, known, [len(known) - 1])[0]
             here = replace(reference, tokens=array("i", known), lease=None)
-            assert choose(np.asarray(logits), here) is None, f"token {index}: {one}, without the cache {other}"
+            assert choose(np.asarray(logits), here) is None, (
+                f"token {index}: {one}, without the cache {other}"
+            )
             return index
     if request.finish_reason != "abort":
         assert (len(ours), request.finish_reason) == (len(theirs), reference.finish_reason)
@@ -67,7 +70,9 @@ def test_random_mixes_equal_a_run_without_cache(devices: dict[int, TinyDevice], 
     compared = retractions = hits = evictions = 0
     for seed in range(MIXES):
         ours, references, stats = _run_mix(device, random.Random(seed * 16 + page_size))
-        compared += sum(same_tokens(r, other, device.model) for r, other in zip(ours, references, strict=True))
+        compared += sum(
+            same_tokens(r, other, device.model) for r, other in zip(ours, references, strict=True)
+        )
         retractions += stats.retractions
         hits += stats.cached_tokens
         evictions += stats.evicted_pages
@@ -106,7 +111,9 @@ def _run_mix(device: TinyDevice, rng: random.Random):
     return ours, references, run.loop.stats
 
 
-def _ask(rng: random.Random, prefixes: Sequence[Sequence[int]]) -> tuple[list[int], SamplingParams, int, list[int]]:
+def _ask(
+    rng: random.Random, prefixes: Sequence[Sequence[int]]
+) -> tuple[list[int], SamplingParams, int, list[int]]:
     prompt = list(rng.choice(prefixes)[: rng.randint(0, 40)])
     prompt += [rng.randrange(256) for _ in range(rng.randint(1, 8))]
     drawn = rng.random() < 0.6
@@ -185,7 +192,7 @@ def test_however_the_earlier_request_ended(devices: dict[int, TinyDevice], page_
         first = run.add(PROMPT, greedy, stop_ids=stop_ids)
         while ending == "abort" and len(output(first)) < 3:
             run.step()
-        run.loop.abort(first.id)if ending == "abort" else run.finish()
+        run.loop.abort(first.id) if ending == "abort" else run.finish()
         again = run.add(PROMPT, greedy)
         run.finish()
         assert same_tokens(again, expected, device.model) > 8

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 from helpers.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 from tierax.engine.chat_template import ChatTemplate
@@ -125,7 +126,7 @@ class FakeEngineThread:
     """
 
     def __init__(self, engine: FakeEngine, *, step_seconds: float = 0.0, max_running: int = 64) -> None:
-        self.engine = engine
+        self.engine: Any = engine
         self.step_seconds = step_seconds
         self.max_running = max_running
         self.is_ready = True

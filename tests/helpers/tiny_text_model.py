@@ -11,7 +11,7 @@ from helpers.byte_tokenizer import BOS, EOS, VOCAB_SIZE, byte_tokenizer
 from helpers.tiny_models import tiny_config, tiny_tensors
 
 
-def write_tiny_text_model(directory: Path, family: str = "qwen3", *, chat_template: bool = True) -> None:
+def write_tiny_text_model(directory: Path, family: str = "llama3", *, chat_template: bool = True) -> None:
     """Writes config, float32 weights and tokenizer of one of `TINY_MODELS` into a directory, which is made."""
     directory.mkdir(parents=True, exist_ok=True)
     config = tiny_config(family) | {"vocab_size": VOCAB_SIZE, "bos_token_id": BOS, "eos_token_id": EOS}

@@ -1,0 +1,274 @@
+"""The real executor: any limits, no compilation after warm-up, and faults after the pool was given away."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers.tiny_engine import Run, TinyDevice, TinyModel, output
+from tierax.engine.compile_counter import CompileCounter
+from tierax.engine.request import Request, SamplingParams
+from tierax.engine.stats import EngineStats
+from tierax.engine.step import StepFunctions, StepShapes, bucket_of, buckets
+from tierax.models.transformer import Decoder
+
+GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
+
+
+class FaultyFunctions(StepFunctions):
+    """Runs a step, so that its donated buffers are gone, and then fails where it was told to."""
+
+    def __init__(self, decoder: Decoder, shapes: StepShapes) -> None:
+        super().__init__(decoder, shapes)
+        self.fail_after: str | None = None
+        self.forward = self._failing("forward", self.forward)  # pyright: ignore[reportAttributeAccessIssue]
+        self.sample = self._failing("sample", self.sample)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _failing(self, name: str, function: Any) -> Any:
+        def run(*args: Any, **options: Any) -> Any:
+            result = function(*args, **options)
+            if self.fail_after == name:
+                self.fail_after = None
+                raise RuntimeError(f"injected after {name}")
+            return result
+
+        return run
+
+
+@pytest.fixture(scope="module")
+def model() -> TinyModel:
+    return TinyModel()
+
+
+@pytest.fixture(scope="module")
+def functions() -> list[FaultyFunctions]:
+    return []
+
+
+@pytest.fixture(scope="module")
+def device(model: TinyModel, functions: list[FaultyFunctions]) -> TinyDevice:
+    """Limits of 7 tokens and 3 requests, neither of them a power of two; warm."""
+
+    def make(decoder: Decoder, shapes: StepShapes) -> StepFunctions:
+        functions.append(FaultyFunctions(decoder, shapes))
+        return functions[-1]
+
+    made = TinyDevice(model, 16, tokens_in_pool=256, seqs=3, budget=7, functions=make)
+    made.executor.warm_up()
+    return made
+
+
+@contextmanager
+def nothing_compiles() -> Iterator[None]:
+    stats = EngineStats()
+    counter = CompileCounter(stats)
+    try:
+        yield
+    finally:
+        counter.close()
+    assert stats.compiles == 0
+
+
+def finished(run: Run, *requests: Request) -> list[list[int]]:
+    run.finish()
+    assert all(request.finish_reason in ("length", "stop") for request in requests)
+    return [output(request) for request in requests]
+
+
+# --- limits
+
+
+def test_buckets_are_powers_of_two_and_the_limit_itself() -> None:
+    assert buckets(1) == (1,)
+    assert buckets(7) == (1, 2, 4, 7)
+    assert buckets(8) == (1, 2, 4, 8)
+    assert buckets(317) == (1, 2, 4, 8, 16, 32, 64, 128, 256, 317)
+    assert [bucket_of(n, buckets(7)) for n in range(1, 8)] == [1, 2, 4, 4, 7, 7, 7]
+
+
+@pytest.mark.parametrize("limit", [1, 317])
+def test_odd_limits_run_full_and_give_the_same_tokens(
+    model: TinyModel, device: TinyDevice, limit: int
+) -> None:
+    prompts = [[(n * k) % 256 for n in range(length)] for k, length in ((3, 330), (5, 9), (7, 1))]
+    if limit == 1:
+        prompts[0] = prompts[0][:20]
+    other = TinyDevice(model, 16, tokens_in_pool=512, seqs=3, budget=limit, context=400)
+    run = other.run()
+    requests = [run.add(prompt, GREEDY) for prompt in prompts]
+    run.step()
+    assert run.loop.stats.computed_tokens == limit, "the first step is full"
+    tokens = finished(run, *requests)
+
+    reference = device.run()
+    for prompt, expected in zip(prompts, tokens, strict=True):
+        if len(prompt) < 100:
+            assert finished(reference, reference.add(prompt, GREEDY)) == [expected]
+    longer = TinyDevice(model, 16, tokens_in_pool=512, seqs=4, budget=64, context=400, coarse=True).run()
+    assert finished(longer, longer.add(prompts[0], GREEDY)) == [tokens[0]]
+
+
+# --- nothing compiles after warm-up
+
+
+def test_warm_up_changes_nothing(device: TinyDevice) -> None:
+    run = device.run()
+    before = finished(run, run.add(range(20), GREEDY))
+    device.executor.warm_up()
+    again = device.run()
+    assert finished(again, again.add(range(20), GREEDY)) == before
+    assert device.executor.num_programs == 4 + 3
+
+
+def test_nothing_compiles_over_lengths_batches_and_hits(device: TinyDevice) -> None:
+    with nothing_compiles():
+        run = device.run()
+        for length in (*range(1, 40), 63, 64, 65, 100, 117):
+            run.add([length, *range(length - 1)], replace(GREEDY, max_tokens=1 + length % 3))
+            if length % 3 == 0:
+                run.finish()
+        run.finish()
+        for length in (1, 15, 16, 17, 32, 33, 48, 64, 100):
+            run.add([100, *range(length)], replace(GREEDY, max_tokens=3))
+            run.finish()
+        assert run.loop.stats.cached_tokens > 200
+        for together in (1, 2, 3, 4, 5, 9):
+            for n in range(together):
+                run.add([n] * 5, GREEDY)
+            run.finish()
+        tight = device.run(pages=3)
+        for n in range(3):
+            tight.add([n] * 10, replace(GREEDY, max_tokens=30))
+        tight.finish()
+        assert tight.loop.stats.retractions > 0
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"temperature": 0.7},
+    {"temperature": 1e-6},
+    {"temperature": 1.0, "top_p": 0.9},
+    {"temperature": 1.0, "top_k": 5},
+    {"temperature": 1.0, "top_k": -1},
+    {"temperature": 1.0, "min_p": 0.1},
+    {"repetition_penalty": 1.2},
+    {"frequency_penalty": 0.5, "presence_penalty": -0.5},
+    {"logit_bias": {3: 4.0, 200: -100.0}},
+    {"min_tokens": 4},
+    {"logprobs": 0},
+    {"logprobs": 20},
+    {"seed": 7, "temperature": 1.0, "n": 4},
+    {"ignore_eos": True},
+]
+
+
+def test_no_option_compiles_anything(device: TinyDevice) -> None:
+    with nothing_compiles():
+        run = device.run()
+        for number, options in enumerate(OPTIONS):
+            params = replace(GREEDY, **options)
+            run.add([number, 2, 3], params, seed=number, stop_ids=[1, 2])
+            run.finish()
+        for number, options in enumerate(OPTIONS):
+            run.add([9] * (number + 1), replace(GREEDY, **options), seed=number, stop_ids=[1])
+        run.finish()
+    tops = [delta.logprobs[0].top for delta in run.deltas["r11"] if delta.logprobs]
+    assert [len(top) for top in tops[:1]] == [20]
+
+
+# --- log-probs and state per slot
+
+
+def test_log_probs_go_to_those_who_asked(device: TinyDevice) -> None:
+    run = device.run()
+    plain = run.add([5, 6, 7], GREEDY)
+    asked = run.add([5, 6, 7], replace(GREEDY, logprobs=3))
+    chosen = run.add([5, 6, 8], replace(GREEDY, logprobs=0))
+    finished(run, plain, asked, chosen)
+    assert all(not delta.logprobs for delta in run.deltas[plain.id])
+    for delta in run.deltas[asked.id]:
+        (entry,) = delta.logprobs
+        assert [entry.token_id] == delta.token_ids
+        assert entry.top[0] == (entry.token_id, pytest.approx(entry.logprob))
+        assert entry.top[0][1] > entry.top[1][1] > entry.top[2][1]
+    assert all(delta.logprobs[0].top == () for delta in run.deltas[chosen.id])
+
+
+def test_a_slot_keeps_nothing_for_a_later_request_of_the_same_name(device: TinyDevice) -> None:
+    penalised = replace(GREEDY, frequency_penalty=2.0, presence_penalty=1.0)
+    run = device.run()
+    first = finished(run, run.add([5, 6, 7], penalised))
+    run.deltas.clear()
+    # The same id, slot and number of admissions again, with other biases.
+    biased = finished(run, run.add([5, 6, 7], replace(penalised, logit_bias={44: 100.0})))
+    assert biased[0][0] == 44
+    run.deltas.clear()
+    assert finished(run, run.add([5, 6, 7], penalised)) == first
+
+
+# --- faults
+
+
+@pytest.mark.parametrize("after", ["forward", "sample"])
+def test_a_fault_after_donation_costs_the_running_and_no_more(
+    device: TinyDevice, functions: list[FaultyFunctions], after: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    healthy = device.run()
+    prompts = [list(range(n, n + 40)) for n in range(5)]
+    expected = finished(healthy, *(healthy.add(prompt, GREEDY) for prompt in prompts))
+
+    run = device.run()
+    requests = [run.add(prompt, GREEDY) for prompt in prompts]
+    while not requests[0].num_output:
+        run.step()
+    given_away = device.pool.array
+    functions[0].fail_after = after
+    running = list(run.loop.scheduler.running)
+    run.step()
+    assert given_away.is_deleted()
+    assert not device.pool.array.is_deleted()
+    assert running
+    assert [r.finish_reason for r in running] == ["error"] * len(running)
+    assert f"injected after {after}" in (run.deltas[running[0].id][-1].error or "")
+    run.finish()
+    for request, tokens in zip(requests, expected, strict=True):
+        if request not in running:
+            assert output(request) == tokens
+    again = run.add(prompts[0], GREEDY)
+    assert finished(run, again) == [expected[0]]
+    assert again.cached_tokens == 0
+
+
+def test_the_pool_is_given_away_and_replaced_in_every_step(device: TinyDevice) -> None:
+    run = device.run()
+    run.add([1, 2, 3], replace(GREEDY, max_tokens=100))
+    for _ in range(60):
+        before = device.pool.array
+        run.step()
+        assert before.is_deleted()
+        assert device.pool.array is not before
+    run.finish()
+    assert np.isfinite(np.array(device.pool.array)).all()
+
+
+def test_a_page_out_of_range_is_caught_before_the_device_sees_it(
+    device: TinyDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    run = device.run()
+    request = run.add([1, 2, 3], GREEDY)
+    run.step()
+    assert request.lease is not None
+    request.lease.pages[0] = device.pages
+    run.loop.step()
+    assert request.finish_reason == "error"
+    assert "page out of range" in (run.deltas[request.id][-1].error or "")
+    run.finish()
+    healthy = run.add([1, 2, 3], GREEDY)
+    finished(run, healthy)

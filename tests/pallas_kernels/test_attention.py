@@ -1,0 +1,204 @@
+"""Ragged paged attention: the fast path and the package's reference against plain NumPy."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tierax.pallas_kernels import attention, reference, xla
+from tierax.pallas_kernels.batch import RaggedBatch
+
+LAYERS, LAYER = 2, 1
+POISON = 1e30
+"""In every place that no row may see: pools start as zeros and stale KV is finite, but it may be anything."""
+
+
+class Shape(NamedTuple):
+    """What a compiled program depends on."""
+
+    tokens: int
+    rows: int
+    pages_per_row: int
+    page_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    soft_cap: float = 0.0
+
+
+class Mix(NamedTuple):
+    q: np.ndarray
+    pool: np.ndarray
+    batch: RaggedBatch
+    k: list[np.ndarray]
+    v: list[np.ndarray]
+
+
+SHAPES = [
+    Shape(24, 6, 8, 4, 4, 2, 16),
+    Shape(24, 6, 32, 1, 6, 2, 8),
+    Shape(40, 7, 6, 16, 3, 3, 32),
+    Shape(33, 5, 40, 4, 8, 1, 16, 20.0),
+    Shape(1, 1, 20, 16, 4, 2, 16),
+    Shape(330, 3, 60, 16, 4, 2, 8),
+    Shape(9, 9, 80, 16, 4, 2, 8),
+]
+
+
+def make_mix(rng: np.random.Generator, shape: Shape, counts: list[int], contexts: list[int]) -> Mix:
+    """Rows of `counts[i]` tokens after `contexts[i]` earlier ones; those of several tokens come first."""
+    pages = shape.rows * shape.pages_per_row
+    pool = np.full(
+        (pages + 1, LAYERS, shape.page_size, shape.kv_heads, 2 * shape.head_dim), POISON, np.float32
+    )
+    free = rng.permutation(pages)
+    q_starts, kv_lens = np.zeros(shape.rows + 1, np.int32), np.zeros(shape.rows, np.int32)
+    table = np.zeros((shape.rows, shape.pages_per_row), np.int32)
+    keys, values = [], []
+    for row, (count, context) in enumerate(zip(counts, contexts, strict=True)):
+        length = context + count
+        used, free = np.split(free, [-(-length // shape.page_size)])
+        table[row, : len(used)] = used
+        k, v = rng.standard_normal((2, length, shape.kv_heads, shape.head_dim)).astype(np.float32)
+        positions = np.arange(length)
+        pool[used[positions // shape.page_size], LAYER, positions % shape.page_size] = np.concatenate(
+            [k, v], -1
+        )
+        q_starts[row + 1 :] = q_starts[row] + count
+        kv_lens[row] = length
+        keys.append(k)
+        values.append(v)
+    # What stands in padded entries is nobody's business.
+    kv_lens[len(counts) :] = rng.integers(0, 100)
+    num_chunks = sum(count > 1 for count in counts)
+    assert all(count > 1 for count in counts[:num_chunks])
+    q = rng.standard_normal((shape.tokens, shape.heads, shape.head_dim)).astype(np.float32)
+    batch = RaggedBatch(
+        *map(jnp.asarray, (q_starts, kv_lens, table)),
+        num_chunks=jnp.int32(num_chunks),
+        num_rows=jnp.int32(len(counts)),
+    )
+    return Mix(q, pool, batch, keys, values)
+
+
+def random_mix(rng: np.random.Generator, shape: Shape) -> Mix:
+    most = shape.pages_per_row * shape.page_size
+    rows = int(rng.integers(1, shape.rows + 1))
+    spare = shape.tokens - rows
+    counts = []
+    for _ in range(rows):
+        extra = int(rng.integers(0, min(spare, most - 1) + 1)) if rng.random() < 0.6 else 0
+        counts.append(1 + extra)
+        spare -= extra
+    counts.sort(key=lambda count: count == 1)
+    contexts = [int(rng.integers(0, most - count + 1)) if rng.random() < 0.8 else 0 for count in counts]
+    return make_mix(rng, shape, counts, contexts)
+
+
+def plain(mix: Mix, shape: Shape, window: int, scale: float | None = None) -> list[np.ndarray]:
+    """The outputs of each row, one query and head at a time, in float64."""
+    scale = shape.head_dim**-0.5 if scale is None else scale
+    starts = np.asarray(mix.batch.q_starts)
+    outputs = []
+    for row, (k, v) in enumerate(zip(mix.k, mix.v, strict=True)):
+        start, end = starts[row], starts[row + 1]
+        out = np.empty((end - start, shape.heads, shape.head_dim))
+        for index, token in enumerate(range(start, end)):
+            position = len(k) - (end - start) + index
+            first = max(0, position + 1 - window) if window else 0
+            for head in range(shape.heads):
+                kv = head // (shape.heads // shape.kv_heads)
+                scores = k[first : position + 1, kv].astype(np.float64) @ mix.q[token, head] * scale
+                if shape.soft_cap:
+                    scores = shape.soft_cap * np.tanh(scores / shape.soft_cap)
+                weights = np.exp(scores - scores.max())
+                out[index, head] = weights @ v[first : position + 1, kv] / weights.sum()
+        outputs.append(out)
+    return outputs
+
+
+def assert_close(actual: jax.Array, mix: Mix, expected: list[np.ndarray]) -> None:
+    starts = np.asarray(mix.batch.q_starts)
+    for row, out in enumerate(expected):
+        np.testing.assert_allclose(
+            np.asarray(actual)[starts[row] : starts[row + 1]], out, atol=2e-5, rtol=2e-5, err_msg=f"row {row}"
+        )
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_xla_equals_plain_numpy_over_ragged_mixes(shape: Shape) -> None:
+    rng = np.random.default_rng(shape.tokens)
+    attend = jax.jit(
+        lambda q, pool, layer, batch, window: xla.attend(
+            q, pool, layer, batch, window=window, soft_cap=shape.soft_cap
+        )
+    )
+    for round in range(12):
+        mix = random_mix(rng, shape)
+        window = (0, 0, 1, 5, 33)[round % 5]
+        actual = attend(mix.q, mix.pool, jnp.int32(LAYER), mix.batch, jnp.int32(window))
+        assert_close(actual, mix, plain(mix, shape, window))
+        assert actual.shape == mix.q.shape
+
+
+@pytest.mark.parametrize(
+    ("counts", "contexts"),
+    [
+        ([300, 20, 1], [500, 0, 900]),
+        ([257, 73], [0, 640]),
+        ([256, 2, 1], [256, 510, 511]),
+        ([1, 1, 1], [959, 0, 127]),
+    ],
+)
+@pytest.mark.parametrize("window", [0, 1, 128, 600])
+def test_xla_across_tiles_and_blocks(counts: list[int], contexts: list[int], window: int) -> None:
+    shape = SHAPES[5]
+    mix = make_mix(np.random.default_rng(3), shape, counts, contexts)
+    actual = _attend_long(mix.q, mix.pool, mix.batch, jnp.int32(window))
+    assert_close(actual, mix, plain(mix, shape, window))
+
+
+@jax.jit
+def _attend_long(q: jax.Array, pool: jax.Array, batch: RaggedBatch, window: jax.Array) -> jax.Array:
+    return xla.attend(q, pool, LAYER, batch, window=window)
+
+
+def test_the_reference_equals_plain_numpy() -> None:
+    rng = np.random.default_rng(5)
+    for shape, window, scale in ((SHAPES[0], 0, None), (SHAPES[3], 5, 0.5)):
+        mix = make_mix(rng, shape, [5, 3, 1], [2, 0, 9])
+        # Not traced, as the reference wants it, though the rest is: one program instead of a hundred small ones.
+        batch = jax.tree.map(np.asarray, mix.batch)
+        options = {"window": window, "soft_cap": shape.soft_cap, "scale": scale}
+        attend = jax.jit(lambda q, pool: reference.attend(q, pool, LAYER, batch, **options))  # noqa: B023
+        assert_close(attend(mix.q, mix.pool), mix, plain(mix, shape, window, scale))
+
+
+def test_a_batch_of_padding_only_is_finite() -> None:
+    shape = SHAPES[0]
+    mix = make_mix(np.random.default_rng(0), shape, [], [])
+    actual = jax.jit(xla.attend, static_argnums=2)(mix.q, mix.pool, LAYER, mix.batch)
+    assert np.isfinite(np.asarray(actual)).all()
+
+
+def test_bf16_queries_and_pool() -> None:
+    shape = SHAPES[0]
+    mix = make_mix(np.random.default_rng(1), shape, [7, 4, 1, 1], [3, 0, 20, 6])
+    q, pool = jnp.asarray(mix.q, jnp.bfloat16), jnp.asarray(mix.pool, jnp.bfloat16)
+    actual = jax.jit(xla.attend, static_argnums=2)(q, pool, LAYER, mix.batch)
+    assert actual.dtype == jnp.bfloat16
+    starts = np.asarray(mix.batch.q_starts)
+    for row, out in enumerate(plain(mix, shape, 0)):
+        np.testing.assert_allclose(
+            np.asarray(actual, np.float32)[starts[row] : starts[row + 1]], out, atol=0.06, rtol=0.06
+        )
+
+
+def test_select_names_its_choices() -> None:
+    assert attention.select() is attention.BACKENDS["xla"]
+    with pytest.raises(ValueError, match="unknown attention backend 'cuda': choose auto or one of xla"):
+        attention.select("cuda")
