@@ -105,7 +105,8 @@ def measure(model: str, options: dict[str, Any], shapes: Shapes, clock: Clock) -
         loaded = clock()
         llm.engine.executor.warm_up()
         warm = clock()
-        compiles = llm.engine.stats.compiles
+        stats = llm.engine.stats
+        compiled, from_disk = stats.compiles, stats.loaded_programs
         shapes = shapes.fitting(llm.engine.loop.scheduler.limits.max_num_seqs, llm.engine.context_length)
         speed = EngineSpeed(llm, clock, repeats=shapes.repeats, steps=shapes.steps)
         decode = {shape: speed.decode(*shape) for shape in shapes.decode}
@@ -117,8 +118,9 @@ def measure(model: str, options: dict[str, Any], shapes: Shapes, clock: Clock) -
             "load_s": loaded - started,
             "warm_up_s": warm - loaded,
             "step_programs": llm.engine.executor.num_programs,
-            "compiled": compiles,
-            "compiled_after_warm_up": llm.engine.stats.compiles - compiles,
+            "compiled": compiled,
+            "loaded": from_disk,
+            "compiled_after_warm_up": stats.compiles + stats.loaded_programs - compiled - from_disk,
         }
     del llm, speed
     gc.collect()

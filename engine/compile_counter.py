@@ -9,25 +9,37 @@ from jax import monitoring
 
 from .stats import EngineStats
 
-_COMPILED = "/jax/core/compile/backend_compile_duration"
+_MADE = "/jax/core/compile/backend_compile_duration"
+_LOADED = "/jax/compilation_cache/cache_hits"
 
 
 class CompileCounter:
-    """Keeps `stats.compiles`: programs that XLA had to compile or load, in this process, since it was made.
+    """Keeps `stats.compiles` and `stats.loaded_programs` of this process, from when it is made.
 
-    jax reports through process-wide listeners; `close` takes ours away again.
+    jax reports every program that it makes, and before that whether the compile cache had it, through process-wide
+    listeners; `close` takes ours away again.
     """
 
     def __init__(self, stats: EngineStats) -> None:
         self._stats = stats
+        self._made = 0
+        self._loaded = 0
         monitoring.register_event_duration_secs_listener(self._on_duration)
+        monitoring.register_event_listener(self._on_event)
 
     def close(self) -> None:
         monitoring.unregister_event_duration_listener(self._on_duration)
+        monitoring.unregister_event_listener(self._on_event)
+
+    def _on_event(self, event: str, **_: str | int) -> None:
+        if event == _LOADED:
+            self._loaded += 1
 
     def _on_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
-        if event == _COMPILED:
-            self._stats.compiles += 1
+        if event == _MADE:
+            self._made += 1
+            self._stats.loaded_programs = self._loaded
+            self._stats.compiles = self._made - self._loaded
 
 
 def use_compile_cache(directory: Path) -> None:

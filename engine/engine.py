@@ -111,10 +111,11 @@ class Engine:
         started = self.clock()
         self.executor.warm_up(progress)
         logger.info(
-            "%d step programs ready, %d compiled now, in %.1f s",
+            "%d step programs ready in %.1f s; %d programs compiled, %d loaded from the compile cache",
             self.executor.num_programs,
-            self.stats.compiles,
             self.clock() - started,
+            self.stats.compiles,
+            self.stats.loaded_programs,
         )
 
     def make_requests(

@@ -234,9 +234,8 @@ class Scheduler:
             assert 0 <= r.num_computed < r.length <= r.max_total, "positions out of order"
             assert len(_lease(r).pages) * self.cache.page_size >= r.num_computed, "KV without a page"
         for r in self.waiting:
-            assert r.status is Status.WAITING and r.lease is None and r.slot == -1, (
-                "a waiting request holds something"
-            )
+            assert r.status is Status.WAITING
+            assert (r.lease, r.slot) == (None, -1), "a waiting request holds something"
 
     def _match_length(self, request: Request) -> int:
         return self.cache.match_length(request.namespace, request.tokens)

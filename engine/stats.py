@@ -27,6 +27,8 @@ class EngineStats:
     """Time of the loop outside waiting for the device."""
     compiles: int = 0
     """Programs compiled since the start; flat after warm-up."""
+    loaded_programs: int = 0
+    """Programs that an earlier start had compiled, loaded from disk; flat after warm-up too."""
 
     waiting: int = 0
     running: int = 0

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 
 from .engine import Engine
-from .request import Request
+from .request import Delta, Request
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +74,7 @@ class EngineThread:
             self._ready.set()
             while not self._closing:
                 self._turn()
+            self._obey(block_for=0.0)
             self._abort_all()
         except Exception:
             logger.exception("the engine's loop ended by an error")
@@ -97,7 +98,13 @@ class EngineThread:
 
     def _add(self, requests: list[Request]) -> None:
         for request in requests:
-            self.engine.loop.add(request)
+            try:
+                self.engine.loop.add(request)
+            except ValueError as error:
+                # A caller's mistake must not end everybody's engine.
+                request.finish_reason = "error"
+                if request.on_delta is not None:
+                    request.on_delta(Delta(request, [], "", [], finish_reason="error", error=str(error)))
 
     def _abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:

@@ -123,6 +123,7 @@ class _EngineCollector(Collector):
             ("generated_tokens", "Tokens generated.", stats.generated_tokens),
             ("retractions", "Running requests sent back to wait for lack of pages.", stats.retractions),
             ("compiles", "Device programs compiled.", stats.compiles),
+            ("loaded_programs", "Device programs loaded from the compile cache.", stats.loaded_programs),
             ("steps", "Steps run.", stats.steps),
             ("device_busy_seconds", "Seconds in which the device computed.", stats.device_busy_seconds),
         ):

@@ -159,7 +159,8 @@ async def _warm_up(
     polls = 0
     while thread.alive and not thread.ready and not signal_came.done():
         if polls % PROGRESS_POLLS == 0:
-            say(f"Warming up: {thread.engine.stats.compiles} programs compiled")
+            stats = thread.engine.stats
+            say(f"Warming up: {stats.compiles} programs compiled, {stats.loaded_programs} loaded")
         polls += 1
         await asyncio.wait((signal_came,), timeout=POLL)
     return thread.alive and thread.ready

@@ -48,6 +48,7 @@ class FakeStats:
     running: int = 0
     retractions: int = 0
     compiles: int = 0
+    loaded_programs: int = 0
     steps: int = 0
     device_busy_seconds: float = 0.0
     pages_free: int = 64
