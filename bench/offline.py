@@ -83,7 +83,7 @@ def main(argv: list[str] | None = None, clock: Clock = perf_counter) -> int:
     shapes = QUICK if args["quick"] else Shapes()
     shapes = replace(shapes, repeats=args["repeats"] or shapes.repeats)
 
-    report = measure(args["model"], options, shapes, clock)
+    report = measure(args["model"], options, shapes, clock, _say)
     report["peers"], report["missing"] = _measure_peers(report, args["vs"], args["peer_python"])
     if args["json"] is None:
         print(table(*_rows(report)))
@@ -96,10 +96,17 @@ def main(argv: list[str] | None = None, clock: Clock = perf_counter) -> int:
     return 1 if report["errors"] else 0
 
 
-def measure(model: str, options: dict[str, Any], shapes: Shapes, clock: Clock) -> dict[str, Any]:
-    """Our own figures, with the machine's bounds from before and after, whichever are higher."""
+def measure(
+    model: str, options: dict[str, Any], shapes: Shapes, clock: Clock, say: Callable[[str], None]
+) -> dict[str, Any]:
+    """Our own figures, with the machine's bounds from before and after, whichever are higher.
+
+    `say` is told what is being done.
+    """
+    say("memory and arithmetic")
     before = measure_machine(clock, buffer_bytes=shapes.buffer_bytes, repeats=shapes.repeats)
     gc.collect()
+    say("load and warm-up")
     started = clock()
     with LLM(model, skip_warmup=True, **options) as llm:
         loaded = clock()
@@ -109,9 +116,13 @@ def measure(model: str, options: dict[str, Any], shapes: Shapes, clock: Clock) -
         compiled, from_disk = stats.compiles, stats.loaded_programs
         shapes = shapes.fitting(llm.engine.loop.scheduler.limits.max_num_seqs, llm.engine.context_length)
         speed = EngineSpeed(llm, clock, repeats=shapes.repeats, steps=shapes.steps)
+        say("decode")
         decode = {shape: speed.decode(*shape) for shape in shapes.decode}
+        say("prefill")
         prefill = {tokens: speed.prefill(tokens) for tokens in shapes.prefill}
+        say("the loop against the bare step")
         looped, bare = speed.decode_and_bare(*shapes.bare)
+        say("first tokens")
         cold, again, cached = speed.first_token_again(shapes.first_token)
         cost = model_cost(llm)
         start = {
@@ -202,6 +213,7 @@ def _measure_peers(
             repeats=report["repeats"],
             threads=_cores(),
         )
+        _say(name)
         try:
             found[name] = PEERS[name](task, python)
         except PeerMissing as error:
@@ -255,6 +267,10 @@ def _find(peer_rows: list[dict[str, Any]], ours: dict[str, Any], keys: tuple[str
 
 def _spread(row: dict[str, Any]) -> str:
     return f"{number(row['tok_s_min'])}-{number(row['tok_s_max'])}"
+
+
+def _say(stage: str) -> None:
+    print(f"measuring: {stage}", file=sys.stderr, flush=True)
 
 
 def _cores() -> int:

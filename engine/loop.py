@@ -43,6 +43,7 @@ class EngineLoop:
         self._in_flight: deque[StepPlan] = deque()
         self._requests: dict[str, Request] = {}
         self._busy_since = 0.0
+        self._waited = 0.0
         self._update_gauges()
 
     @property
@@ -79,12 +80,14 @@ class EngineLoop:
         Returns False when there was nothing to do but wait.
         """
         started = self._clock()
+        self._waited = 0.0
         plan = self._schedule(started)
         self._transfers.poll(started)
         collects = len(self._in_flight) > (plan is not None)
         if collects:
             self._collect()
         self._update_gauges()
+        self.stats.host_seconds += self._clock() - started - self._waited
         return plan is not None or collects
 
     def _schedule(self, now: float) -> StepPlan | None:
@@ -105,6 +108,7 @@ class EngineLoop:
 
     def _collect(self) -> None:
         plan = self._in_flight[0]
+        started = self._clock()
         try:
             sampled = self._executor.collect()
         except Exception as error:
@@ -112,6 +116,7 @@ class EngineLoop:
             return
         self._in_flight.popleft()
         now = self._clock()
+        self._waited = now - started
         self.stats.device_busy_seconds += now - self._busy_since
         self._busy_since = now
         rows = [row for row in plan.rows if row.sample]

@@ -60,7 +60,7 @@ class StepShapes:
     def pack(self, chunks: Sequence[Row], decodes: Sequence[Row]) -> tuple[np.ndarray, np.ndarray]:
         """Packs the rows of a step, padded to the smallest bucket: the vector, and page table i32 `[S, W]`.
 
-        With no rows at all it packs the smallest bucket. Raises AssertionError for a page out of range: a bug, which
+        With no rows at all it packs the smallest bucket. Raises IndexError for a page out of range: a bug, which
         on the device would silently read or overwrite another request's KV.
         """
         total = sum(row.count for row in chunks) + len(decodes)
@@ -83,9 +83,8 @@ class StepShapes:
             assert request.lease is not None
             pages = np.asarray(request.lease.pages, np.int32)
             used = -(-end // page_size)
-            assert len(pages) >= used and 0 <= pages.min() and pages.max() < self.num_pages, (
-                "a page out of range"
-            )
+            if len(pages) < used or pages.min() < 0 or pages.max() >= self.num_pages:
+                raise IndexError(f"{request.id}: pages {pages.min()} to {pages.max()}, of {self.num_pages}")
             table[index, :used] = pages[:used]
             here = slice(at, at + row.count)
             known = request.tokens[row.start : end]

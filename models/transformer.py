@@ -38,7 +38,7 @@ class StepTokens(NamedTuple):
     positions: jax.Array
     """i32 `[T]`: index of each token in its sequence."""
     slots: jax.Array
-    """i32 `[T]`: where its KV goes (`pages.write_kv`); -1 for padding."""
+    """i32 `[T]`: where its KV goes (`pages.write_kv`); padding names the scratch page."""
 
 
 class _Block(nnx.Module):

@@ -80,7 +80,7 @@ class _Softmax(NamedTuple):
         return _Softmax(top, self.total * keep + weights.sum(-1), self.mixed * keep[..., None] + mixed)
 
     def result(self) -> jax.Array:
-        """Rows that saw nothing (padding) give 0."""
+        """Rows of padding give something finite that nobody reads."""
         return self.mixed / jnp.where(self.total > 0, self.total, 1.0)[..., None]
 
 

@@ -125,6 +125,7 @@ class _EngineCollector(Collector):
             ("compiles", "Device programs compiled.", stats.compiles),
             ("loaded_programs", "Device programs loaded from the compile cache.", stats.loaded_programs),
             ("steps", "Steps run.", stats.steps),
+            ("host_seconds", "Seconds of the loop outside waiting for the device.", stats.host_seconds),
             ("device_busy_seconds", "Seconds in which the device computed.", stats.device_busy_seconds),
         ):
             yield CounterMetricFamily(f"tierax_{name}", text, value=value)

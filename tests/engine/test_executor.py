@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -82,7 +83,7 @@ def nothing_compiles() -> Iterator[None]:
         yield
     finally:
         counter.close()
-    assert stats.compiles == 0
+    assert (stats.compiles, stats.loaded_programs) == (0, 0)
 
 
 def finished(run: Run, *requests: Request) -> list[list[int]]:
@@ -101,6 +102,11 @@ def test_warm_up_changes_nothing(device: TinyDevice) -> None:
     again = device.run()
     assert finished(again, again.add(range(20), GREEDY)) == before
     assert device.executor.num_programs == 4 + 3
+
+
+def test_the_counter_would_see_a_compilation() -> None:
+    with pytest.raises(AssertionError), nothing_compiles():
+        jax.jit(lambda x: x * 3 + 1)(np.arange(5))
 
 
 def test_nothing_compiles_over_lengths_batches_and_hits(device: TinyDevice) -> None:

@@ -51,6 +51,7 @@ class FakeStats:
     loaded_programs: int = 0
     steps: int = 0
     device_busy_seconds: float = 0.0
+    host_seconds: float = 0.0
     pages_free: int = 64
     pages_evictable: int = 0
     pages_in_use: int = 0
