@@ -309,7 +309,7 @@ async def test_warm_up_is_told_and_can_be_interrupted():
     thread.engine.stats.compiles = 7
     lines: list[str] = []
     server = asyncio.create_task(serve(thread, ServerConfig(), bind("127.0.0.1", 0), lines.append))
-    await eventually(lambda: lines == ["Warming up: 7 programs compiled"])
+    await eventually(lambda: lines == ["Warming up: 7 programs compiled, 0 loaded"])
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(server, 3) == 0
     assert not any("curl" in line for line in lines)
