@@ -82,7 +82,7 @@ def test_the_second_turn_finds_the_first_one_in_the_cache(server: Server) -> Non
 
     # Token ids, since what a random model says does not survive the way through text.
     said = first["prompt_token_ids"] + first["choices"][0]["token_ids"]
-    status, second = server.post("/v1/completions", prompt=said + [65, 66, 67], **options)
+    status, second = server.post("/v1/completions", prompt=[*said, 65, 66, 67], **options)
     assert status == 200
     details = second["usage"]["prompt_tokens_details"]
     assert details["cached_tokens"] >= usage["total_tokens"] - 16
@@ -101,19 +101,10 @@ def test_bad_requests_are_refused_and_the_next_one_works(server: Server) -> None
 
 def test_every_option_at_once_and_nothing_compiles(server: Server) -> None:
     compiled = server.metric("tierax_compiles_total")
-    status, answer = server.post(
-        "/v1/completions",
-        **{
-            "prompt": ["abc", "abcdefgh" * 30],
-            "n": 2,
-            "seed": 7,
-            "temperature": 0.8,
-            "top_p": 0.9,
-            "top_k": 40,
-        },
-        **{"min_p": 0.01, "repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1},
-        **{"logit_bias": {"70": 3}, "min_tokens": 4, "max_tokens": 12, "logprobs": 3, "stop": ["zzzz"]},
-    )
+    options = {"n": 2, "seed": 7, "temperature": 0.8, "top_p": 0.9, "top_k": 40, "min_p": 0.01}
+    options |= {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1}
+    options |= {"logit_bias": {"70": 3}, "min_tokens": 4, "max_tokens": 12, "logprobs": 3, "stop": ["zzzz"]}
+    status, answer = server.post("/v1/completions", prompt=["abc", "abcdefgh" * 30], **options)
     assert status == 200
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
     assert server.metric("tierax_compiles_total") == compiled
