@@ -37,6 +37,9 @@ OPTIONS: dict[str, type] = {
 }
 """Settings of the engine that can be given, by the names of `EngineConfig`."""
 
+BUSY_LOAD = 0.7
+"""Load average above which others take part of the machine; torch, whose threads spin, then loses most of its speed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
@@ -103,6 +106,9 @@ def measure(
 
     `say` is told what is being done.
     """
+    load = os.getloadavg()[0]
+    if load > BUSY_LOAD:
+        say(f"on a busy machine (load {load:.1f}): no figure of this run should be quoted")
     say("memory and arithmetic")
     before = measure_machine(clock, buffer_bytes=shapes.buffer_bytes, repeats=shapes.repeats)
     gc.collect()
@@ -165,6 +171,7 @@ def measure(
             "read_buffer_bytes": machine.read_buffer_bytes,
             "matmul_gflop_s": machine.flop_s / 1e9,
             "cores": _cores(),
+            "load_before": load,
         },
         "steps": shapes.steps,
         "repeats": shapes.repeats,

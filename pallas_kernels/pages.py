@@ -24,8 +24,17 @@ class PoolShape(NamedTuple):
     head_dim: int
 
     @property
-    def array(self) -> tuple[int, int, int, int, int]:
-        return (self.pages + 1, self.layers, self.page_size, self.kv_heads, 2 * self.head_dim)
+    def array(self) -> tuple[int, ...]:
+        """Of the pool's array. A single KV head has no axis: XLA's CPU backend would give such a pool another layout
+        inside the scan over layers, and copy it in and out of every step."""
+        heads = () if self.kv_heads == 1 else (self.kv_heads,)
+        return (self.pages + 1, self.layers, self.page_size, *heads, 2 * self.head_dim)
+
+    @classmethod
+    def of(cls, pool: jax.Array) -> PoolShape:
+        """The sizes of a pool's array."""
+        pages, layers, page_size, *heads, width = pool.shape
+        return cls(pages - 1, layers, page_size, heads[0] if heads else 1, width // 2)
 
     @property
     def page_elements(self) -> int:
@@ -40,11 +49,12 @@ def write_kv(
     k_tkd, v_tkd: `[T, kv_heads, head_dim]`; slots_t: i32 `[T]`, `page * page_size + offset`; real tokens'
     are distinct and in range (the host checks), padding names the scratch page.
     """
-    pages, layers, page_size, kv_heads, width = pool.shape
-    rows = pool.reshape(pages * layers * page_size, kv_heads, width)
+    shape = PoolShape.of(pool)
+    page_size, row = shape.page_size, shape.kv_heads * 2 * shape.head_dim
+    rows = pool.reshape(-1, row)
     page, offset = slots_t // page_size, slots_t % page_size
-    index = (page * layers + layer) * page_size + offset
-    kv = jnp.concatenate([k_tkd, v_tkd], axis=-1).astype(pool.dtype)
+    index = (page * shape.layers + layer) * page_size + offset
+    kv = jnp.concatenate([k_tkd, v_tkd], axis=-1).astype(pool.dtype).reshape(-1, row)
     if index.shape[0] == 1:
         # A scatter of one row is lowered to a fused dynamic-update-slice, for which XLA's CPU backend copies the pool.
         scratch = rows.shape[0] - 1
@@ -55,6 +65,6 @@ def write_kv(
 
 def gather_layer(pool: jax.Array, pages_n: jax.Array, layer: jax.Array | int) -> jax.Array:
     """KV rows of one layer for N pages: `[N * page_size, kv_heads, 2 * head_dim]`."""
-    pages, layers, page_size, kv_heads, width = pool.shape
-    blocks = pool.reshape(pages * layers, page_size, kv_heads, width)
-    return blocks[pages_n * layers + layer].reshape(-1, kv_heads, width)
+    shape = PoolShape.of(pool)
+    blocks = pool.reshape((shape.pages + 1) * shape.layers, -1)
+    return blocks[pages_n * shape.layers + layer].reshape(-1, shape.kv_heads, 2 * shape.head_dim)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from .batch import RaggedBatch
-from .pages import gather_layer
+from .pages import PoolShape, gather_layer
 
 
 def attend(
@@ -21,7 +21,7 @@ def attend(
 ) -> jax.Array:
     """See `attention.attend`. Python loops over rows: for concrete (not traced) batches only."""
     tokens, heads, head_dim = q_thd.shape
-    kv_heads = pool.shape[3]
+    kv_heads = PoolShape.of(pool).kv_heads
     factor = float(head_dim) ** -0.5 if scale is None else scale
     out = jnp.zeros((tokens, heads, head_dim), jnp.float32)
     for row in range(int(batch.num_rows)):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .batch import RaggedBatch
-from .pages import gather_layer
+from .pages import PoolShape, gather_layer
 
 DECODE_GROUP = 4
 """Decode rows per iteration: fewer pay more loop overhead, more waste work on rows of unequal length."""
@@ -86,14 +86,15 @@ class _Softmax(NamedTuple):
 
 def _gather(pool: jax.Array, pages: jax.Array, layer: jax.Array | int) -> jax.Array:
     """KV of pages `[..., P]`, f32 `[..., kv_heads, P * page_size, 2 * head_dim]`."""
-    kv = gather_layer(pool, pages.reshape(-1), layer).reshape(*pages.shape[:-1], -1, *pool.shape[3:])
+    kv = gather_layer(pool, pages.reshape(-1), layer)
+    kv = kv.reshape(*pages.shape[:-1], -1, *kv.shape[1:])
     return jnp.swapaxes(kv, -2, -3).astype(jnp.float32)
 
 
 def _attend_decodes(q_thd, out, pool, layer, batch, window, soft_cap):
     """Rows of one token, a group at a time; the last group may read rows of padding, whose length counts as 0."""
     tokens, heads, head_dim = q_thd.shape
-    kv_heads, page_size = pool.shape[3], pool.shape[2]
+    _, _, page_size, kv_heads, _ = PoolShape.of(pool)
     size = min(DECODE_GROUP, batch.kv_lens.shape[0])
     pages_per_block = _pages_per_block(DECODE_BLOCK, batch.page_table, page_size)
     block = pages_per_block * page_size
@@ -133,7 +134,7 @@ def _attend_chunks(q_thd, out, pool, layer, batch, window, soft_cap):
     """Rows of several tokens, in tiles. A tile writes a full tile of outputs; what it writes past its row is
     overwritten by the rows after it, which is why chunks run in order and before decodes."""
     tokens, heads, head_dim = q_thd.shape
-    kv_heads, page_size = pool.shape[3], pool.shape[2]
+    _, _, page_size, kv_heads, _ = PoolShape.of(pool)
     group = heads // kv_heads
     tile = min(CHUNK_TILE, tokens)
     pages_per_block = _pages_per_block(CHUNK_BLOCK, batch.page_table, page_size)

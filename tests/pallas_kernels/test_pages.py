@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from tierax.pallas_kernels.pages import PoolShape, gather_layer, write_kv
 
@@ -47,3 +50,28 @@ def test_gather_reads_one_layer_of_pages_in_their_order() -> None:
     pages = np.array([4, 0, 4], np.int32)
     rows = np.asarray(gather_layer(jnp.asarray(pool), jnp.asarray(pages), 2))
     np.testing.assert_array_equal(rows, pool[pages, 2].reshape(12, SHAPE.kv_heads, 16))
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 3])
+@pytest.mark.parametrize("tokens", [1, 16])
+def test_a_pool_carried_through_layers_is_never_copied(kv_heads: int, tokens: int) -> None:
+    shape = PoolShape(pages=256, layers=4, page_size=16, kv_heads=kv_heads, head_dim=64)
+    kv = jax.ShapeDtypeStruct((tokens, kv_heads, 64), jnp.float32)
+    slots = jax.ShapeDtypeStruct((tokens,), jnp.int32)
+    pages = jax.ShapeDtypeStruct((8,), jnp.int32)
+
+    def layers(pool: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array, pages: jax.Array):
+        def layer(carry, index):
+            pool, seen = carry
+            pool = write_kv(pool, k + seen, v, slots, index)
+            rounds = slots[0]
+            seen = lax.fori_loop(0, rounds, lambda _, x: x + gather_layer(pool, pages, index).mean(), seen)
+            return (pool, seen), None
+
+        return lax.scan(layer, (pool, jnp.float32(0)), jnp.arange(shape.layers))[0]
+
+    pool = jax.ShapeDtypeStruct(shape.array, jnp.float32)
+    memory = jax.jit(layers, donate_argnums=0).lower(pool, kv, kv, slots, pages).compile().memory_analysis()
+    pool_bytes = 4 * math.prod(shape.array)
+    assert memory.alias_size_in_bytes >= pool_bytes
+    assert memory.temp_size_in_bytes < pool_bytes / 20
