@@ -84,7 +84,9 @@ class StepShapes:
             pages = np.asarray(request.lease.pages, np.int32)
             used = -(-end // page_size)
             if len(pages) < used or pages.min() < 0 or pages.max() >= self.num_pages:
-                raise IndexError(f"{request.id}: pages {pages.min()} to {pages.max()}, of {self.num_pages}")
+                raise IndexError(
+                    f"{request.id}: page out of range: {pages.min()} or {pages.max()} of {self.num_pages}"
+                )
             table[index, :used] = pages[:used]
             here = slice(at, at + row.count)
             known = request.tokens[row.start : end]
