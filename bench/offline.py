@@ -116,7 +116,8 @@ def measure(
     started = clock()
     with LLM(model, skip_warmup=True, **options) as llm:
         loaded = clock()
-        llm.engine.executor.warm_up()
+        for _ in llm.engine.executor.warm_up():
+            pass
         warm = clock()
         stats = llm.engine.stats
         compiled, from_disk = stats.compiles, stats.loaded_programs

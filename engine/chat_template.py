@@ -69,7 +69,7 @@ class ChatTemplate:
         text = self._run(prepared, tools=tools, add_generation_prompt=add_generation_prompt, **kwargs)
         return _cut(text) if continue_final_message else text
 
-    def _run(self, messages: Sequence[Message], **variables: Any) -> str:
+    def _run(self, messages: Sequence[Message], /, **variables: Any) -> str:
         try:
             return self._template.render(
                 {**self._tokens, "documents": None, **variables, "messages": messages}
@@ -101,8 +101,10 @@ class ChatTemplate:
             prepared["content"] = [_text_part(content)] if self._needs_parts else content
         elif content is not None:
             raise TemplateError(f"{where}.content must be text or a list of text parts")
-        if prepared.get("tool_calls"):
-            prepared["tool_calls"] = [_with_parsed_arguments(call) for call in prepared["tool_calls"]]
+        if calls := prepared.get("tool_calls"):
+            if not isinstance(calls, (list, tuple)):
+                raise TemplateError(f"{where}.tool_calls must be a list")
+            prepared["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
         return prepared
 
 

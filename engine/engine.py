@@ -23,7 +23,7 @@ from .compile_counter import CompileCounter, use_compile_cache
 from .config import ConfigError, EngineConfig
 from .jax_executor import JaxExecutor
 from .loop import EngineLoop
-from .platform import PLATFORMS, Platform, available_memory
+from .platform import PLATFORMS, Platform, device_memory, pool_pages
 from .request import Delta, Request, SamplingParams
 from .schedule_policy import SCHEDULE_POLICIES
 from .scheduler import Limits
@@ -104,12 +104,21 @@ class Engine:
             stats=self.stats,
         )
 
-    def warm_up(self, progress: Callable[[Iterable[int]], Iterable[int]] = iter) -> None:
-        """Compiles all that serving can need, unless the config says to skip it."""
+    def warm_up(
+        self,
+        progress: Callable[[Iterable[None]], Iterable[None]] = iter,
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Compiles all that serving can need, unless the config says to skip it; `stopped` can end it early."""
         if self.config.skip_warmup:
             return
         started = self.clock()
-        self.executor.warm_up(progress)
+        self.stats.step_programs = self.executor.num_programs
+        for _ in progress(self.executor.warm_up()):
+            self.stats.warm_programs += 1
+            if stopped():
+                return
         logger.info(
             "%d step programs ready in %.1f s; %d programs compiled, %d loaded from the compile cache",
             self.executor.num_programs,
@@ -175,20 +184,21 @@ class Engine:
         page_size = config.page_size or platform.page_size
         one = PoolShape(1, model.num_layers, page_size, model.num_kv_heads, model.head_dim)
         page_bytes = one.page_elements * jnp.dtype(dtype).itemsize
-        available = available_memory()
+        total, available = device_memory()
         wanted = config.device_cache_bytes(available)
         if wanted is None:
             most = limits.max_num_seqs * -(-self.context_length // page_size) * page_bytes
-            wanted = min(int(available * platform.pool_share), most)
-        pages = wanted // page_bytes - 1
+            pages = pool_pages(min(int(total * platform.pool_share), most), available, page_bytes) - 1
+        else:
+            pages = wanted // page_bytes - 1
+            if wanted > available:
+                raise ConfigError(
+                    f"device_cache_size: {wanted} bytes are asked for, but only {available} are available"
+                )
         if pages < 1:
             raise ConfigError(
-                f"device_cache_size: {wanted} bytes hold no page; a page of {page_size} tokens takes {page_bytes} bytes"
+                f"device_cache_size: there is room for no page; a page of {page_size} tokens takes {page_bytes} bytes,"
                 " and one more is kept as scratch"
-            )
-        if wanted > available:
-            raise ConfigError(
-                f"device_cache_size: {wanted} bytes are asked for, but only {available} are available"
             )
         return DevicePool(one._replace(pages=pages), dtype)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -63,18 +63,18 @@ class JaxExecutor:
         self._pool.reset()
         self._state = init_state(self._shapes.max_num_seqs, self._vocab_size)
 
-    def warm_up(self, progress: Callable[[Iterable[int]], Iterable[int]] = iter) -> None:
-        """Compiles every program that serving can need, by running each once on nothing."""
+    def warm_up(self) -> Iterator[None]:
+        """Compiles every program that serving can need, by running each once on nothing; yields after each."""
         self._state = warm_up_state(self._state)
-        sizes = [*self._shapes.token_buckets, *(-size for size in self._shapes.row_buckets)]
         hidden = None
-        for size in progress(sizes):
-            if size > 0:
-                hidden = self._forward(*self._shapes.pack_empty(size), size)
-            else:
-                assert hidden is not None
-                self._sample_padded(hidden, [], -size)
-        jax.block_until_ready(self._state)
+        for tokens in self._shapes.token_buckets:
+            hidden = self._forward(*self._shapes.pack_empty(tokens), tokens)
+            jax.block_until_ready(hidden)
+            yield
+        assert hidden is not None
+        for rows in self._shapes.row_buckets:
+            jax.block_until_ready(self._sample_padded(hidden, [], rows))
+            yield
 
     @property
     def num_programs(self) -> int:

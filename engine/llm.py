@@ -117,7 +117,11 @@ class LLM:
         self._calls = 0
         self._engine: Engine | None = Engine(config)
         bar = partial(
-            tqdm, desc="preparing step programs", unit="program", disable=None if use_tqdm else True
+            tqdm,
+            desc="preparing step programs",
+            unit="program",
+            total=self._engine.executor.num_programs,
+            disable=None if use_tqdm else True,
         )
         self._engine.warm_up(bar)
 
@@ -173,11 +177,14 @@ class LLM:
         """Answers one conversation (a list of messages) or several (a list of such lists); else like `generate`.
 
         `continue_final_message` completes the last message instead of answering it, and needs
-        `add_generation_prompt=False`. Raises `TemplateError` if the model has no chat template.
+        `add_generation_prompt=False`. Raises `TemplateError` if the model has no chat template, and
+        `ParameterError` if there are no messages.
         """
         if self.engine.chat_template is None:
             raise TemplateError("this model has no chat template; use generate")
-        single = len(messages) > 0 and isinstance(messages[0], Mapping)
+        if isinstance(messages, (str, bytes)) or not messages:
+            raise ParameterError("messages", "messages must be a list of messages, or a list of such lists")
+        single = isinstance(messages[0], Mapping)
         variables = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 
@@ -17,28 +18,38 @@ class Platform:
     max_num_seqs: int
     max_num_batched_tokens: int
     pool_share: float
-    """Part of the available memory that the page pool takes."""
+    """Part of the memory that the page pool takes."""
     stacked: bool
     """Parameters of all layers in stacked arrays; else one set of arrays per layer (see `models.transformer`)."""
 
 
 PLATFORMS = {
     # bf16 matrix products and updates are 5-10x slower than f32 here; larger chunks only delay running decodes.
-    "cpu": Platform("f32", 16, 64, 512, 0.25, stacked=False),
+    "cpu": Platform("f32", 16, 64, 512, 0.125, stacked=False),
     "default": Platform("bf16", 16, 256, 2048, 0.85, stacked=True),
 }
 
 
-def available_memory() -> int:
-    """Bytes that can be allocated on the first device now; on CPU, what the system says is available."""
+def device_memory() -> tuple[int, int]:
+    """Bytes of memory in all, and that can be allocated now, on the first device; on CPU, as the system says."""
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            for line in lines:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return stats["bytes_limit"], stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    page = os.sysconf("SC_PAGE_SIZE")
+    total = os.sysconf("SC_PHYS_PAGES") * page
+    with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return total, int(line.split()[1]) * 1024
+    return total, os.sysconf("SC_AVPHYS_PAGES") * page
+
+
+def pool_pages(wanted_bytes: int, available_bytes: int, page_bytes: int) -> int:
+    """Pages of a pool whose size was left to us: what is wanted, but at most 90 % of what is available.
+
+    In the second case a power of two, since the number of pages is part of every compiled program, and the memory that
+    is free differs a little at every start: programs that an earlier start compiled should fit.
+    """
+    pages = wanted_bytes // page_bytes
+    most = int(available_bytes * 0.9) // page_bytes
+    return pages if pages <= most else 1 << (max(most, 1).bit_length() - 1)

@@ -30,6 +30,10 @@ class EngineStats:
     loaded_programs: int = 0
     """Programs that an earlier start had compiled, loaded from disk; flat after warm-up too."""
 
+    step_programs: int = 0
+    """Programs that the warm-up goes through."""
+    warm_programs: int = 0
+    """Those of them that are ready."""
     waiting: int = 0
     running: int = 0
     pages_total: int = 0

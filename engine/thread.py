@@ -26,6 +26,7 @@ class EngineThread:
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closing = False
         self._ready = threading.Event()
+        self._asked_to_close = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._beat = engine.clock()
 
@@ -34,7 +35,8 @@ class EngineThread:
         self._thread.start()
 
     def close(self) -> None:
-        """Aborts what runs and joins the thread; the step in flight is waited for."""
+        """Aborts what runs and joins the thread; the step in flight, or the program being compiled, is waited for."""
+        self._asked_to_close.set()
         if self._thread.ident is not None:
             self._commands.put(self._stop)
             self._thread.join()
@@ -70,8 +72,9 @@ class EngineThread:
 
     def _run(self) -> None:
         try:
-            self.engine.warm_up()
-            self._ready.set()
+            self.engine.warm_up(stopped=self._asked_to_close.is_set)
+            if not self._asked_to_close.is_set():
+                self._ready.set()
             while not self._closing:
                 self._turn()
             self._obey(block_for=0.0)

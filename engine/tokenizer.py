@@ -196,7 +196,8 @@ class Tokenizer:
         if data is None:
             token = self._backend.id_to_token(token_id) if token_id >= 0 else None
             data = b"" if token is None else self._piece_bytes(token_id, token)
-            self._bytes[token_id] = data
+            if token is not None:
+                self._bytes[token_id] = data
         return data
 
     def token_text(self, token_id: int) -> str:

@@ -145,7 +145,12 @@ def check_messages(messages: object, *, param: str = "messages") -> None:
             raise ParameterError(
                 f"{where}.role", f"{where}.role {_shown(role)} is unknown; known: {', '.join(ROLES)}"
             )
-        if content is None and role == "assistant" and message.get("tool_calls"):
+        calls = message.get("tool_calls")
+        if calls is not None and not (
+            isinstance(calls, Sequence) and all(isinstance(c, Mapping) for c in calls)
+        ):
+            raise ParameterError(f"{where}.tool_calls", f"{where}.tool_calls must be a list of objects")
+        if content is None and role == "assistant" and calls:
             continue
         if not isinstance(content, (str, list, tuple)):
             raise ParameterError(

@@ -56,7 +56,7 @@ def encode_prompts(service: Service, body: CompletionBody) -> tuple[list[list[in
         if isinstance(prompt, str):
             prompts.append(service.encode(prompt, add_bos=tokenizer.add_bos, param="prompt"))
         else:
-            service.check_length(len(prompt), "prompt")
+            service.check_ids(prompt, "prompt")
             prompts.append(prompt)
         if body.echo:
             texts.append(prompt if isinstance(prompt, str) else tokenizer.decode(prompt))

@@ -153,6 +153,15 @@ class Service:
             message = f"{param} has at least {least} tokens, but the context length is {context} tokens"
             raise bad_request(message, param, "context_length_exceeded")
 
+    def check_ids(self, ids: list[int], param: str) -> None:
+        """Raises `ApiError` 400 when the ids leave no room for an answer or lie outside the vocabulary."""
+        self.check_length(len(ids), param)
+        vocab = self.engine.model_config.vocab_size
+        for token_id in ids:
+            if not 0 <= token_id < vocab:
+                message = f"{param}: token id {token_id} is outside the vocabulary of {vocab}"
+                raise bad_request(message[:200], param)
+
     def generate(self, call: Call) -> Generation:
         """The call's generation, to be used as `async with`: entering checks and submits it, leaving aborts the rest.
 

@@ -63,7 +63,12 @@ async def serve(
     await runner.setup()
     thread.start()
     try:
-        await web.SockSite(runner, listener).start()
+        try:
+            await web.SockSite(runner, listener).start()
+        except OSError as error:
+            # Bound by another process too, at the same moment: only one of them gets to listen.
+            say(f"tierax serve: {_listen_problem(server, error)}")
+            return EXIT_PORT_IN_USE
         if await _warm_up(thread, signals.first, say):
             say(ready_text(thread, server, listener))
         while thread.alive and not signals.first.done():
@@ -160,7 +165,7 @@ async def _warm_up(
     while thread.alive and not thread.ready and not signal_came.done():
         if polls % PROGRESS_POLLS == 0:
             stats = thread.engine.stats
-            say(f"Warming up: {stats.compiles} programs compiled, {stats.loaded_programs} loaded")
+            say(f"Warming up: {stats.warm_programs} of {stats.step_programs} programs ready")
         polls += 1
         await asyncio.wait((signal_came,), timeout=POLL)
     return thread.alive and thread.ready

@@ -92,6 +92,11 @@ def test_variables_cannot_replace_the_prompt(name: str) -> None:
         render(CHAT_TEMPLATE, **{name: []})
 
 
+@pytest.mark.parametrize("name", ["self", "where", "template"])
+def test_any_other_name_is_a_variable(name: str) -> None:
+    assert render("{{ messages[0].content }}", **{name: 1}) == render("{{ messages[0].content }}")
+
+
 def test_text_parts_are_joined_or_passed_on() -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
     assert render("{{ messages[0].content }}", parts) == "a\nb"

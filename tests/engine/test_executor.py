@@ -71,7 +71,7 @@ def shared() -> Shared:
 def device(model: TinyModel, shared: Shared) -> TinyDevice:
     """Limits of 7 tokens and 3 requests, neither of them a power of two; warm."""
     made = shared.device(model, 7)
-    made.executor.warm_up()
+    list(made.executor.warm_up())
     return made
 
 
@@ -98,7 +98,7 @@ def finished(run: Run, *requests: Request) -> list[list[int]]:
 def test_warm_up_changes_nothing(device: TinyDevice) -> None:
     run = device.run()
     before = finished(run, run.add(range(20), GREEDY))
-    device.executor.warm_up()
+    list(device.executor.warm_up())
     again = device.run()
     assert finished(again, again.add(range(20), GREEDY)) == before
     assert device.executor.num_programs == 4 + 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import cast
 
@@ -27,6 +27,7 @@ class Stage:
         self.warm = threading.Event()
         self.warm.set()
         self.warm_up_error: Exception | None = None
+        self.programs_left = 0
         self.closed = False
         self.ended: dict[str, threading.Event] = {}
         self.deltas: dict[str, list[Delta]] = {}
@@ -54,10 +55,13 @@ class Stage:
         for request in requests:
             assert self.ended[request.id].wait(5), f"{request.id} never ended"
 
-    def _warm_up(self, progress: Callable[[Iterable[int]], Iterable[int]] = iter) -> None:
+    def _warm_up(self, *, stopped: Callable[[], bool]) -> None:
         self.warm.wait(5)
         if self.warm_up_error is not None:
             raise self.warm_up_error
+        while self.programs_left and not stopped():
+            time.sleep(0.01)
+            self.programs_left -= 1
 
     def _close(self) -> None:
         self.closed = True
@@ -139,6 +143,15 @@ def test_a_failed_warm_up_is_told_to_who_waits(stage: Stage, caplog: pytest.LogC
         stage.thread.wait_ready()
     assert not stage.thread.alive
     assert "no memory" in caplog.text
+
+
+def test_closing_does_not_wait_for_the_whole_warm_up(stage: Stage) -> None:
+    stage.programs_left = 10_000
+    stage.thread.start()
+    stage.thread.close()
+    assert stage.programs_left > 9_000
+    assert not stage.thread.ready
+    assert stage.closed
 
 
 def test_an_idle_engine_shows_a_sign_of_life(stage: Stage) -> None:

@@ -49,6 +49,8 @@ class FakeStats:
     retractions: int = 0
     compiles: int = 0
     loaded_programs: int = 0
+    step_programs: int = 0
+    warm_programs: int = 0
     steps: int = 0
     device_busy_seconds: float = 0.0
     host_seconds: float = 0.0

@@ -71,7 +71,9 @@ def test_a_pool_carried_through_layers_is_never_copied(kv_heads: int, tokens: in
         return lax.scan(layer, (pool, jnp.float32(0)), jnp.arange(shape.layers))[0]
 
     pool = jax.ShapeDtypeStruct(shape.array, jnp.float32)
-    memory = jax.jit(layers, donate_argnums=0).lower(pool, kv, kv, slots, pages).compile().memory_analysis()
+    compiled = jax.jit(layers, donate_argnums=0).lower(pool, kv, kv, slots, pages).compile()
+    memory = compiled.memory_analysis()
+    assert memory is not None
     pool_bytes = 4 * math.prod(shape.array)
     assert memory.alias_size_in_bytes >= pool_bytes
     assert memory.temp_size_in_bytes < pool_bytes / 20

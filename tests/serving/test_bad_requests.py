@@ -47,6 +47,14 @@ async def refused(live: Live, path: str, body: Any, param: str | None, status: i
         ({"messages": [{"role": ["user"], "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "tool_calls": 5}]},
+            "messages[0].tool_calls",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "x", "tool_calls": [5]}]},
+            "messages[0].tool_calls",
+        ),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
         ({"messages": [{"role": "user", "content": ["x"]}]}, "messages[0].content[0]"),
@@ -125,6 +133,7 @@ async def test_bad_chat(serve, fields, param):
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": -1, "echo": True}, "max_tokens"),
         ({"max_tokens": 0, "echo": True, "prompt": [VOCAB_SIZE]}, "prompt"),
+        ({"max_tokens": 2, "echo": True, "prompt": [2**32]}, "prompt"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"echo": True, "logprobs": 1}, "echo"),

@@ -306,10 +306,10 @@ async def test_sigterm(limit, finished):
 async def test_warm_up_is_told_and_can_be_interrupted():
     thread = FakeEngineThread(FakeEngine())
     thread.is_ready = False
-    thread.engine.stats.compiles = 7
+    thread.engine.stats.warm_programs, thread.engine.stats.step_programs = 7, 9
     lines: list[str] = []
     server = asyncio.create_task(serve(thread, ServerConfig(), bind("127.0.0.1", 0), lines.append))
-    await eventually(lambda: lines == ["Warming up: 7 programs compiled, 0 loaded"])
+    await eventually(lambda: lines == ["Warming up: 7 of 9 programs ready"])
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(server, 3) == 0
     assert not any("curl" in line for line in lines)

@@ -72,6 +72,8 @@ def _prompts(values: dict[str, Any]) -> list[str]:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError("tierax generate", f"--prompt-file {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UsageError("tierax generate", f"{path} is not UTF-8 text: byte {error.start}") from None
 
