@@ -17,6 +17,7 @@ from typing import Any
 from helpers.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 from tierax.engine.chat_template import ChatTemplate
 from tierax.engine.request import Delta, Request, SamplingParams, Status, TokenLogprob
+from tierax.engine.stats import EngineStats
 from tierax.engine.text import IncrementalText
 from tierax.engine.validate import check_prompt, check_sampling, seed_for_choice
 
@@ -37,30 +38,6 @@ def babble(request: Request, index: int) -> Iterator[int]:
         yield ord("a") + (state >> 33) % 26
 
 
-@dataclass
-class FakeStats:
-    """The counters of `EngineStats` that serving reads."""
-
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    generated_tokens: int = 0
-    waiting: int = 0
-    running: int = 0
-    retractions: int = 0
-    compiles: int = 0
-    loaded_programs: int = 0
-    step_programs: int = 0
-    warm_programs: int = 0
-    steps: int = 0
-    device_busy_seconds: float = 0.0
-    host_seconds: float = 0.0
-    pages_free: int = 64
-    pages_evictable: int = 0
-    pages_in_use: int = 0
-    pages_total: int = 64
-    finished: dict[str, int] = field(default_factory=dict)
-
-
 class FakeEngine:
     """Stands for `Engine`. A prompt that was seen before in its namespace counts as cached but for its last token."""
 
@@ -79,7 +56,7 @@ class FakeEngine:
         source = self.tokenizer.chat_template
         self.chat_template = ChatTemplate(source, "<|bos|>", "<|eos|>") if template and source else None
         self.model_config = SimpleNamespace(vocab_size=VOCAB_SIZE)
-        self.stats = FakeStats()
+        self.stats = EngineStats(pages_free=64, pages_total=64)
         self.seen: set[tuple[bytes, tuple[int, ...]]] = set()
         self.made: list[Request] = []
 
