@@ -10,7 +10,6 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
