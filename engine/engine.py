@@ -184,11 +184,11 @@ class Engine:
         page_size = config.page_size or platform.page_size
         one = PoolShape(1, model.num_layers, page_size, model.num_kv_heads, model.head_dim)
         page_bytes = one.page_elements * jnp.dtype(dtype).itemsize
-        total, available = device_memory()
+        steady, available = device_memory()
         wanted = config.device_cache_bytes(available)
         if wanted is None:
             most = limits.max_num_seqs * -(-self.context_length // page_size) * page_bytes
-            pages = pool_pages(min(int(total * platform.pool_share), most), available, page_bytes) - 1
+            pages = pool_pages(min(int(steady * platform.pool_share), most), available, page_bytes) - 1
         else:
             pages = wanted // page_bytes - 1
             if wanted > available:

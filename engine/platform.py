@@ -18,7 +18,7 @@ class Platform:
     max_num_seqs: int
     max_num_batched_tokens: int
     pool_share: float
-    """Part of the memory that the page pool takes."""
+    """Part of the memory (`device_memory`) that the page pool takes."""
     stacked: bool
     """Parameters of all layers in stacked arrays; else one set of arrays per layer (see `models.transformer`)."""
 
@@ -31,10 +31,14 @@ PLATFORMS = {
 
 
 def device_memory() -> tuple[int, int]:
-    """Bytes of memory in all, and that can be allocated now, on the first device; on CPU, as the system says."""
+    """Bytes on the first device: a figure that is the same at every start, for defaults, and what is available now.
+
+    An accelerator is ours alone, so both are what the weights leave of it. On CPU the steady figure is all of the memory.
+    """
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"], stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+        left = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+        return left, left
     page = os.sysconf("SC_PAGE_SIZE")
     total = os.sysconf("SC_PHYS_PAGES") * page
     with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
