@@ -178,13 +178,13 @@ class LLM:
 
         `continue_final_message` completes the last message instead of answering it, and needs
         `add_generation_prompt=False`. Raises `TemplateError` if the model has no chat template, and
-        `ParameterError` if there are no messages.
+        `ParameterError` for text in the place of messages.
         """
         if self.engine.chat_template is None:
             raise TemplateError("this model has no chat template; use generate")
-        if isinstance(messages, (str, bytes)) or not messages:
+        if isinstance(messages, (str, bytes)):
             raise ParameterError("messages", "messages must be a list of messages, or a list of such lists")
-        single = isinstance(messages[0], Mapping)
+        single = len(messages) > 0 and isinstance(messages[0], Mapping)
         variables = {
             "tools": tools,
             "add_generation_prompt": add_generation_prompt,

@@ -68,6 +68,11 @@ def test_a_bare_prompt_is_one_item(llm: LLM, prompt: Any) -> None:
     assert [output.prompt_token_ids for output in outputs] == [list(b"hello")]
 
 
+def test_text_is_no_conversation(llm: LLM) -> None:
+    with pytest.raises(ParameterError, match="must be a list of messages"):
+        llm.chat("hi")  # pyright: ignore[reportArgumentType]
+
+
 def test_nothing_gives_nothing(llm: LLM) -> None:
     assert llm.generate([], GREEDY) == []
     assert llm.chat([], GREEDY) == []
