@@ -58,8 +58,10 @@ class Shared:
             self.functions = FaultyFunctions(decoder, shapes)
         return self.functions
 
-    def device(self, model: TinyModel, limit: int) -> TinyDevice:
-        return TinyDevice(model, 16, tokens_in_pool=512, seqs=3, budget=limit, context=400, functions=self)
+    def device(self, model: TinyModel, limit: int, page_size: int = 16) -> TinyDevice:
+        return TinyDevice(
+            model, page_size, tokens_in_pool=512, seqs=3, budget=limit, context=400, functions=self
+        )
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +73,14 @@ def shared() -> Shared:
 def device(model: TinyModel, shared: Shared) -> TinyDevice:
     """Limits of 7 tokens and 3 requests, neither of them a power of two; warm."""
     made = shared.device(model, 7)
+    list(made.executor.warm_up())
+    return made
+
+
+@pytest.fixture(scope="module")
+def device_of_single_tokens(model: TinyModel, shared: Shared) -> TinyDevice:
+    """The same with pages of one token; warm."""
+    made = shared.device(model, 7, page_size=1)
     list(made.executor.warm_up())
     return made
 
@@ -109,7 +119,11 @@ def test_the_counter_would_see_a_compilation() -> None:
         jax.jit(lambda x: x * 3 + 1)(np.arange(5))
 
 
-def test_nothing_compiles_over_lengths_batches_and_hits(device: TinyDevice) -> None:
+@pytest.mark.parametrize(("name", "tight_pages"), [("device", 3), ("device_of_single_tokens", 48)])
+def test_nothing_compiles_over_lengths_batches_and_hits(
+    request: pytest.FixtureRequest, name: str, tight_pages: int
+) -> None:
+    device: TinyDevice = request.getfixturevalue(name)
     with nothing_compiles():
         run = device.run()
         for length in (*range(1, 40), 63, 64, 65, 200, 385):
@@ -125,7 +139,7 @@ def test_nothing_compiles_over_lengths_batches_and_hits(device: TinyDevice) -> N
             for n in range(together):
                 run.add([n] * 5, GREEDY)
             run.finish()
-        tight = device.run(pages=3)
+        tight = device.run(pages=tight_pages)
         for n in range(3):
             tight.add([n] * 10, replace(GREEDY, max_tokens=30))
         tight.finish()
