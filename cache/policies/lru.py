@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..radix_tree import Node
+from .policy import Evictable, EvictionPolicy, Use
 
 
-class LRU:
+class LRU(EvictionPolicy):
     """Evicts what has been out of use for longest."""
 
-    def touch(self, node: Node, tick: int) -> None:
-        node.rank = tick
+    def touch(self, item: Evictable, use: Use) -> None:
+        item.rank = use.tick
 
-    def priority(self, node: Node) -> int:
-        return node.rank
+    def priority(self, item: Evictable) -> int:
+        return item.rank

@@ -1,60 +1,63 @@
-"""What an eviction policy is, and where a name on the command line finds one."""
+"""Where a name on the command line finds its eviction policy; a policy of one's own imports its base from here."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
 
-from ..radix_tree import Node
+from .fifo import FIFO
+from .greedy_dual import GDSF, LFU
 from .lru import LRU
+from .policy import Evictable, EvictionPolicy, Use
+from .s3fifo import S3FIFO
+from .slru import SLRU
+from .ttl import TTL
 
+__all__ = ["POLICIES", "Evictable", "EvictionPolicy", "Use", "load_policy"]
 
-@runtime_checkable
-class EvictionPolicy(Protocol):
-    """Chooses among unlocked leaves; it never takes part in hit, insert or evict.
-
-    It keeps what it must remember in `node.rank` (an immutable value; None on a node never touched), which
-    both halves of a split node inherit. `node.pages` and `node.end` tell the node's size and depth in pages.
-    """
-
-    def touch(self, node: Node, tick: int) -> None:
-        """A request that used all of `node`'s pages has ended; `tick` is the same along its path and only grows."""
-        ...
-
-    def priority(self, node: Node) -> Any:
-        """Least goes first (any values that compare with each other). Asked when `node` becomes evictable."""
-        ...
-
-
-POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"lru": LRU}
+POLICIES: dict[str, type[EvictionPolicy]] = {
+    "lru": LRU,
+    "lfu": LFU,
+    "fifo": FIFO,
+    "slru": SLRU,
+    "s3fifo": S3FIFO,
+    "gdsf": GDSF,
+    "ttl": TTL,
+}
 
 
 def load_policy(name: str) -> EvictionPolicy:
-    """A policy by its registered name, or a user's own as `module:Class` or `path/to/file.py:Class`.
+    """A new policy by its registered name (`lru`), name and option (`ttl=1h`), or a user's own class as
+    `module:Class` or `path/to/file.py:Class`.
 
     A module is imported as usual, or else read from the working directory.
     Raises ValueError with what is wrong with the name.
     """
-    if name in POLICIES:
-        return POLICIES[name]()
+    registered, equals, option = name.partition("=")
+    if registered in POLICIES:
+        try:
+            return POLICIES[registered].from_option(option if equals else None)
+        except ValueError as error:
+            raise ValueError(f"eviction policy {name!r}: {error}") from error
     module_name, colon, class_name = name.rpartition(":")
     if not colon:
         known = ", ".join(sorted(POLICIES))
         raise ValueError(f"unknown eviction policy {name!r}: choose one of {known}, or give module:Class")
-    factory = getattr(_load_module(module_name), class_name, None)
-    if not callable(factory):
+    return _own_policy(name, getattr(_load_module(module_name), class_name, None), module_name, class_name)
+
+
+def _own_policy(name: str, found: object, module_name: str, class_name: str) -> EvictionPolicy:
+    if not isinstance(found, type):
         raise ValueError(f"eviction policy {name!r}: {module_name} has no class {class_name!r}")
+    if not issubclass(found, EvictionPolicy):
+        base = f"{__name__}.{EvictionPolicy.__name__}"
+        raise ValueError(f"eviction policy {name!r}: {class_name} is no subclass of {base}")
     try:
-        policy = factory()
+        return found()
     except TypeError as error:
         raise ValueError(f"eviction policy {name!r} cannot be made without arguments: {error}") from error
-    if not isinstance(policy, EvictionPolicy):
-        raise ValueError(f"eviction policy {name!r} lacks the methods touch(node, tick) and priority(node)")
-    return policy
 
 
 def _load_module(name: str) -> ModuleType:

@@ -1,33 +1,229 @@
-"""Policies by name, and a user's own from their file."""
+"""The policies: exact hits against independent references, what each is for, and how a name finds one."""
 
 from __future__ import annotations
 
-from array import array
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tierax.cache.manager import CacheManager
+from helpers import flat_cache
+from helpers.flat_cache import FlatCache, Item, mixed_trace
+from tierax.cache.policies.fifo import FIFO
+from tierax.cache.policies.greedy_dual import GDSF, LFU
 from tierax.cache.policies.lru import LRU
-from tierax.cache.policies.registry import POLICIES, load_policy
+from tierax.cache.policies.registry import POLICIES, EvictionPolicy, Use, load_policy
+from tierax.cache.policies.s3fifo import S3FIFO
+from tierax.cache.policies.slru import SLRU
+from tierax.cache.policies.ttl import TTL
 
-USES = '''
-class LeastUsed:
+Reference = Callable[[Iterable[int], int], Iterator[bool]]
+
+HITS = {
+    "lru": (LRU, flat_cache.reference_lru, 1176),
+    "fifo": (FIFO, flat_cache.reference_fifo, 1104),
+    "lfu": (LFU, flat_cache.reference_greedy_dual, 1261),
+    "gdsf": (GDSF, flat_cache.reference_greedy_dual, 1261),
+    "slru": (SLRU, flat_cache.reference_slru, 1349),
+    "s3fifo": (S3FIFO, flat_cache.reference_s3fifo, 1342),
+}
+
+
+@pytest.mark.parametrize("name", HITS)
+def test_golden_hits_on_a_fixed_trace(name: str) -> None:
+    make, reference, hits = HITS[name]
+    trace = mixed_trace(seed=7)
+    ours = FlatCache(make(), capacity=50).run(trace)
+    assert ours == list(reference(trace, 50))
+    assert sum(ours) == hits
+
+
+@pytest.mark.parametrize("name", HITS)
+@pytest.mark.parametrize("capacity", [1, 7, 20])
+def test_hits_are_the_references_for_other_sizes_too(name: str, capacity: int) -> None:
+    make, reference, _ = HITS[name]
+    trace = mixed_trace(seed=capacity, length=900, names=60)
+    assert FlatCache(make(), capacity).run(trace) == list(reference(trace, capacity))
+
+
+def test_gdsf_against_its_reference_with_depths() -> None:
+    trace = mixed_trace(seed=3, length=900, names=60)
+    depth = {name: 1 + name * 37 % 400 for name in trace}
+    cache = FlatCache(GDSF(even_depth=100), capacity=20)
+    ours = [cache.access(name, depth[name]) for name in trace]
+    cost = {name: 1 + depth[name] / 100 for name in trace}
+    assert ours == list(flat_cache.reference_greedy_dual(trace, 20, cost))
+
+
+@pytest.mark.parametrize(("name", "kept"), [("lru", 0), ("fifo", 0), ("slru", 40), ("s3fifo", 40)])
+def test_a_scan_pushes_out_what_is_in_use_or_not(name: str, kept: int) -> None:
+    """40 things used four times each, then 500 used once, in a cache of 50."""
+    cache = FlatCache(load_policy(name), capacity=50)
+    cache.run(list(range(40)) * 4)
+    cache.run(range(1000, 1500))
+    assert sum(cache.items.keys() >= {name} for name in range(40)) == kept
+
+
+@pytest.mark.parametrize("name", ["lfu", "gdsf"])
+def test_old_stars_die(name: str) -> None:
+    """A star with 20 uses outlives 100 newcomers, but not 2,000."""
+    cache = FlatCache(load_policy(name), capacity=10)
+    cache.run([0] * 20)
+    cache.run(range(100, 200))
+    assert 0 in cache.items
+    cache.run(range(1000, 3000))
+    assert 0 not in cache.items
+
+
+def test_fifo_does_not_care_for_uses() -> None:
+    cache = FlatCache(FIFO(), capacity=3)
+    cache.run([1, 2, 3, 1, 1, 1, 4])
+    assert set(cache.items) == {2, 3, 4}
+
+
+def test_slru_demotes_what_was_protected_longest_ago() -> None:
+    cache = FlatCache(SLRU(), capacity=5)
+    cache.run([1, 2, 3, 4, 5] * 2)
+    # Four of the five may be protected: 1 goes back on probation when room is needed, where it is alone.
+    cache.run([6])
+    assert set(cache.items) == {2, 3, 4, 5, 6}
+    cache.run([7])
+    assert set(cache.items) == {2, 3, 4, 5, 7}
+
+
+def test_s3fifo_remembers_what_has_just_gone() -> None:
+    cache = FlatCache(S3FIFO(), capacity=10)
+    cache.run(range(12))
+    assert 0 not in cache.items
+    cache.run([0])
+    cache.run(range(100, 140))
+    assert 0 in cache.items, "it came back while it was a ghost, and is in the main queue"
+    assert 3 not in cache.items
+    cache.run(range(200, 300))
+    cache.run([3])
+    cache.run(range(300, 340))
+    assert 3 not in cache.items, "it came back too late"
+
+
+def test_s3fifo_forgets_ghosts_in_the_measure_of_the_cache() -> None:
+    policy = S3FIFO()
+    cache = FlatCache(policy, capacity=10)
+    cache.run(range(1000))
+    assert len(policy._ghosts) == policy._ghost_pages == 9
+
+
+def test_gdsf_keeps_what_costs_more() -> None:
+    """Uses being equal, deeper pages stay; twice the uses make up for half the cost."""
+    cache = FlatCache(GDSF(even_depth=10), capacity=2)
+    cache.access("shallow", depth=1)
+    cache.access("deep", depth=50)
+    cache.access("new", depth=20)
+    assert set(cache.items) == {"deep", "new"}
+    for _ in range(3):
+        cache.access("new", depth=20)
+    cache.access("last", depth=60)
+    assert set(cache.items) == {"new", "last"}
+
+
+def test_ttl_expires_after_the_time_without_use() -> None:
+    cache = FlatCache(load_policy("ttl=60s"), capacity=3)
+    for name, now in [("a", 0.0), ("b", 10.0), ("a", 20.0), ("c", 30.0)]:
+        cache.access(name, now=now)
+    gone: list[tuple[float, object]] = []
+    for now in (69.0, 70.0, 79.9, 90.0, 200.0):
+        while (item := cache.queue.expired(now)) is not None:
+            cache.drop(item)
+            gone.append((now, item.identity))
+    assert gone == [(70.0, "b"), (90.0, "a"), (90.0, "c")]
+    # Before their time it is LRU.
+    for name, now in [("a", 200.0), ("b", 200.5), ("c", 201.0), ("a", 202.0), ("d", 203.0)]:
+        cache.access(name, now=now)
+    assert set(cache.items) == {"a", "c", "d"}
+
+
+@pytest.mark.parametrize(
+    ("option", "seconds"), [("5s", 5.0), ("1.5m", 90.0), ("1h", 3600.0), ("2d", 172800.0)]
+)
+def test_units_of_time(option: str, seconds: float) -> None:
+    item = Item("a")
+    policy = load_policy(f"ttl={option}")
+    policy.touch(item, Use(1, 1000.0))
+    assert policy.expires(item) == 1000.0 + seconds
+
+
+ALL = [*(name for name in POLICIES if name != "ttl"), "ttl=1h"]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_both_halves_of_a_run_keep_its_place(name: str) -> None:
+    policy = load_policy(name)
+    cache = FlatCache(policy, capacity=9)
+    for i in range(3):
+        cache.access(i, depth=8)
+    for i in range(3):
+        cache.access(i, depth=8)
+    run = cache.items[1]
+    run.size = 8
+    place = (policy.lane(run), policy.priority(run), policy.expires(run))
+    # It is cut while it waits: the tail stays where it was, and its head may go once the tail has gone.
+    head, run.size = Item("head", end=5, size=5, rank=run.rank), 3
+    assert (policy.lane(run), policy.priority(run), policy.expires(run)) == place
+    later = Use(100, 100.0)
+    assert [cache.queue.pop(later).identity for _ in range(2)] == [0, 1]
+    cache.queue.add(head)
+    assert [cache.queue.pop(later).identity for _ in range(2)] == ["head", 2]
+    # Both go on from what the run was worth, each on its own.
+    rank = head.rank
+    policy.touch(run, Use(101, 101.0))
+    assert head.rank == rank
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "fifo"])
+def test_a_shared_head_outlives_the_tails(name: str) -> None:
+    """Prefix-aware: a head that is part of every hit stays, though it came first, while the tails pass through."""
+    cache = FlatCache(load_policy(name), capacity=10)
+    hits = 0
+    for path in range(200):
+        hits += cache.access("head")
+        assert not cache.access(f"tail {path}")
+    assert hits == 199
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_policies_do_not_share_state(name: str) -> None:
+    trace = mixed_trace(seed=1, length=600, names=50)
+    alone = FlatCache(load_policy(name), capacity=10).run(trace)
+    one, other = FlatCache(load_policy(name), capacity=10), FlatCache(load_policy(name), capacity=10)
+    hits: list[bool] = []
+    for index, access in enumerate(trace):
+        hits.append(one.access(access))
+        other.access(index)
+    assert hits == alone
+
+
+OWN = '''
+from tierax.cache.policies.registry import EvictionPolicy
+
+class LeastUsed(EvictionPolicy):
     """Counts uses."""
 
-    def touch(self, node, tick):
-        node.rank = (node.rank or 0) + 1
+    def touch(self, item, use):
+        item.rank = (item.rank or 0) + 1
 
-    def priority(self, node):
-        return node.rank
+    def priority(self, item):
+        return item.rank
 
 class Needy(LeastUsed):
     def __init__(self, size):
         self.size = size
 
-class Half:
-    def touch(self, node, tick):
+class Half(EvictionPolicy):
+    def touch(self, item, use):
         pass
+
+class Stranger:
+    def touch(self, item, use): ...
+    def priority(self, item): ...
 
 NUMBER = 3
 '''
@@ -35,68 +231,60 @@ NUMBER = 3
 
 @pytest.fixture
 def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "own_policies.py").write_text(USES)
+    (tmp_path / "own_policies.py").write_text(OWN)
     (tmp_path / "broken_policies.py").write_text("import a_module_that_is_not_there\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def serve(cache: CacheManager, tokens: array[int]) -> None:
-    lease = cache.open(b"", tokens, len(tokens))
-    assert cache.grow(lease, len(tokens))
-    cache.commit(lease, tokens, len(tokens))
-    cache.release(lease)
-    cache.check()
-
-
-def survivors(policy_name: str) -> list[int]:
-    """Which of three sequences stay when a fourth needs the room of two; the first was used most, but longest ago."""
-    cache = CacheManager(num_pages=6, page_size=2, policy=load_policy(policy_name))
-    sequences = [array("i", range(start, start + 4)) for start in (0, 10, 20)]
-    for which in (0, 0, 0, 1, 1, 2):
-        serve(cache, sequences[which])
-    serve(cache, array("i", range(50, 58)))
-    return [which for which in range(3) if cache.match_length(b"", sequences[which])]
-
-
 def test_registered_names() -> None:
-    assert list(POLICIES) == ["lru"]
-    assert isinstance(load_policy("lru"), LRU)
-    assert survivors("lru") == [2]
+    assert {name: type(load_policy(name if name != "ttl" else "ttl=1s")) for name in POLICIES} == {
+        "lru": LRU,
+        "lfu": LFU,
+        "fifo": FIFO,
+        "slru": SLRU,
+        "s3fifo": S3FIFO,
+        "gdsf": GDSF,
+        "ttl": TTL,
+    }
+    assert load_policy("lru") is not load_policy("lru")
+
+
+def test_gdsf_takes_its_depth() -> None:
+    def priority(name: str) -> float:
+        policy, item = load_policy(name), Item("a", end=64)
+        policy.touch(item, Use(1, 0.0))
+        return policy.priority(item)[0]
+
+    assert (priority("gdsf"), priority("gdsf=64"), priority("gdsf=32")) == (1.25, 2.0, 3.0)
 
 
 @pytest.mark.parametrize("module", ["own_policies", "own_policies.py", "{}/own_policies.py"])
 def test_a_users_own_policy(workdir: Path, module: str) -> None:
-    assert survivors(module.format(workdir) + ":LeastUsed") == [0]
-
-
-def test_a_split_run_keeps_its_rank(workdir: Path) -> None:
-    cache = CacheManager(num_pages=4, page_size=1, policy=load_policy("own_policies:LeastUsed"))
-    for _ in range(2):
-        serve(cache, array("i", [1, 2, 3, 4]))
-    serve(cache, array("i", [1, 2]))
-    serve(cache, array("i", [9]))
-    assert cache.match_length(b"", array("i", [1, 2, 3, 4])) == 3
-    assert sorted(node.rank for node in cache.tree.nodes()) == [1, 2, 3]
-
-
-def test_new_pages_do_not_inherit_the_uses_of_the_run_before_them(workdir: Path) -> None:
-    cache = CacheManager(num_pages=5, page_size=1, policy=load_policy("own_policies:LeastUsed"))
-    turn, other = array("i", [1, 2]), array("i", [7])
-    for _ in range(3):
-        serve(cache, turn)
-    for _ in range(2):
-        serve(cache, other)
-    serve(cache, turn + array("i", [3, 4]))
-    serve(cache, array("i", [9]))
-    assert cache.match_length(b"", turn + array("i", [3, 4])) == 3
-    assert cache.match_length(b"", other) == 1
+    cache = FlatCache(load_policy(module.format(workdir) + ":LeastUsed"), capacity=3)
+    cache.run([1, 1, 1, 2, 2, 3, 3, 4])
+    assert set(cache.items) == {1, 3, 4}
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("lfru", "unknown eviction policy 'lfru': choose one of lru, or give module:Class"),
+        (
+            "lfru",
+            "unknown eviction policy 'lfru': choose one of fifo, gdsf, lfu, lru, s3fifo, slru, ttl, or give",
+        ),
+        ("lfru=3", "unknown eviction policy 'lfru=3'"),
+        ("lru=3", "eviction policy 'lru=3': it takes no option"),
+        ("lru=", "eviction policy 'lru=': it takes no option"),
+        ("ttl", "'ttl': the time without use is a number and one of s, m, h, d, as in ttl=3600s or ttl=1h"),
+        ("ttl=", "the time without use"),
+        ("ttl=60", "the time without use"),
+        ("ttl=0s", "the time without use"),
+        ("ttl=-5s", "the time without use"),
+        ("ttl=5 s", "the time without use"),
+        ("gdsf=deep", "'gdsf=deep': the option is the depth in pages at which attention costs as much"),
+        ("gdsf=0", "the option is the depth in pages"),
+        ("gdsf=", "the option is the depth in pages"),
         ("absent:Policy", "no module or file 'absent.py'"),
         ("absent/dir/file.py:Policy", "no module or file 'absent/dir/file.py'"),
         (":Policy", "not the name of a module"),
@@ -104,7 +292,11 @@ def test_new_pages_do_not_inherit_the_uses_of_the_run_before_them(workdir: Path)
         ("own_policies:Missing", "own_policies has no class 'Missing'"),
         ("own_policies:NUMBER", "own_policies has no class 'NUMBER'"),
         ("own_policies:Needy", "cannot be made without arguments: .*size"),
-        ("own_policies:Half", r"lacks the methods touch\(node, tick\) and priority\(node\)"),
+        ("own_policies:Half", "cannot be made without arguments: .*Half.*priority"),
+        (
+            "own_policies:Stranger",
+            r"Stranger is no subclass of tierax\.cache\.policies\.registry\.EvictionPolicy",
+        ),
     ],
 )
 def test_what_is_wrong_with_a_name_is_said(workdir: Path, name: str, message: str) -> None:
@@ -115,3 +307,9 @@ def test_what_is_wrong_with_a_name_is_said(workdir: Path, name: str, message: st
 def test_a_missing_import_inside_a_users_file_is_shown_as_it_is(workdir: Path) -> None:
     with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
         load_policy("broken_policies:Policy")
+
+
+def test_the_base_alone_is_no_policy() -> None:
+    with pytest.raises(ValueError, match=r"cannot be made without arguments: .*abstract"):
+        load_policy("tierax.cache.policies.registry:EvictionPolicy")
+    assert EvictionPolicy.lanes == 1
