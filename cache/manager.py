@@ -1,6 +1,6 @@
-"""The cache as the scheduler sees it: leases on pages, one tree over them, one owner of hit, insert and evict.
+"""The cache as the scheduler sees it: leases on device pages, holds on host pages, one owner of hit, insert and evict.
 
-Every page is in one of four states, and only the methods below move it:
+Every device page is in one of four states, and only the methods below move it:
 
     free --grow--> private (of a lease) --commit--> shared, locked --release--> shared, unlocked (evictable)
       ^                     |                            ^                               |      |
@@ -8,25 +8,32 @@ Every page is in one of four states, and only the methods below move it:
       '---- release, or a duplicate at commit ----------------------------- evict, clear -------'
 
 A lease's page table is an interval: `pages[:num_shared]` belongs to the tree, `pages[num_shared:]` to the lease.
-Logical ticks order the uses; nothing here reads a clock.
+A host row goes the same way: free, in hand (`take_rows`: something is being read into it), then placed under a hold,
+which locks it, until `drop`. Saving a page takes it from the device to the host without a stay in hand.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from .eviction_queue import EvictionQueue
-from .page_pool import PagePool
+from .page_keys import PageKey, chain, namespace_digest
 from .policies.lru import LRU
 from .policies.registry import EvictionPolicy
-from .radix_tree import Node, RadixTree
+from .radix_tree import DEVICE, HOST, TIERS, Node
+from .tier import Tier
+from .tiered_tree import Save, TieredTree
+
+WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
+SELECTIVE_USES = 2
+"""Requests that must have used a prefix before `write_through_selective` saves it."""
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A request's hold on pages, made by `CacheManager.open` and void after `release` or `reset`."""
+    """A request's hold on device pages, made by `CacheManager.open` and void after `release` or `reset`."""
 
     namespace: bytes
     pages: list[int]
@@ -37,43 +44,96 @@ class Lease:
     """The deepest locked node, where the shared pages end; None once the lease is void."""
 
 
+@dataclass(slots=True, eq=False)
+class Hold:
+    """Host pages of a prefix that are to stay, made by `CacheManager.hold` and void after `drop`."""
+
+    namespace: bytes
+    node: Node | None
+    """The deepest locked node, where the held pages end."""
+
+    @property
+    def num_pages(self) -> int:
+        return 0 if self.node is None else self.node.end
+
+
+class Match(NamedTuple):
+    """Leading pages of a prompt: `device` of them on the device, `host` of them on the host."""
+
+    device: int
+    host: int
+
+    @property
+    def pages(self) -> int:
+        return max(self)
+
+
 @dataclass(slots=True)
 class CacheStats:
     """Counters since the start; they only grow."""
 
     inserted_pages: int = 0
-    """Pages that entered the tree."""
+    """Pages that entered the tree on the device, computed or loaded."""
     duplicate_pages: int = 0
     """Pages computed although the tree held the same by the time of their commit."""
     evicted_pages: int = 0
-    """Pages dropped to make room."""
+    """Device pages dropped to make room."""
 
 
 class CacheManager:
-    """Pages `0 … num_pages - 1` of `page_size` tokens, shared by prefix within a namespace.
+    """Device pages `0 … num_pages - 1` of `page_size` tokens, and as many host rows, shared by prefix in a namespace.
 
-    Tokens are `array('i')`. With `enabled=False` nothing is ever shared. Misuse raises ValueError.
+    Tokens are `array('i')`. `identity` names all that a KV value depends on besides tokens and namespace, for the keys
+    of pages. With `enabled=False` nothing is ever shared. Misuse raises ValueError. Nothing here reads a clock but the
+    one given, which orders nothing.
     """
 
     def __init__(
-        self, num_pages: int, page_size: int, policy: EvictionPolicy | None = None, *, enabled: bool = True
+        self,
+        num_pages: int,
+        page_size: int,
+        policy: EvictionPolicy | None = None,
+        *,
+        enabled: bool = True,
+        host_pages: int = 0,
+        host_policy: EvictionPolicy | None = None,
+        write_policy: str = "write_through",
+        identity: Mapping[str, str | int | float | bytes | None] | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         if page_size < 1:
             raise ValueError(f"a page holds at least one token, got page_size {page_size}")
+        if num_pages < 1:
+            raise ValueError(f"a pool needs at least one page, got {num_pages}")
+        if write_policy not in WRITE_POLICIES:
+            raise ValueError(
+                f"unknown write policy {write_policy!r}: choose one of {', '.join(WRITE_POLICIES)}"
+            )
         self.num_pages = num_pages
         self.page_size = page_size
         self.enabled = enabled
+        self.write_policy = write_policy
         self.stats = CacheStats()
+        self._identity = identity or {}
         self._policy = policy or LRU()
-        self._tick = 0
         self._leases: set[Lease] = set()
-        self._start_empty()
+        self._holds: set[Hold] = set()
+        self._rows_in_hand: set[int] = set()
+        self.tiers = TieredTree(
+            page_size * array("i").itemsize,
+            (num_pages, self._policy),
+            (host_pages if enabled else 0, host_policy or LRU()),
+            clock,
+        )
+        self.tiers.demotes = self._demotes
 
-    def _start_empty(self) -> None:
-        self.tree = RadixTree(self.page_size * array("i").itemsize)
-        self._pool = PagePool(self.num_pages)
-        self._queue = EvictionQueue(self._policy)
-        self._evictable = 0
+    @property
+    def device(self) -> Tier:
+        return self.tiers.device
+
+    @property
+    def host(self) -> Tier:
+        return self.tiers.host
 
     @property
     def capacity_tokens(self) -> int:
@@ -81,35 +141,39 @@ class CacheManager:
 
     @property
     def free(self) -> int:
-        """Pages that hold nothing."""
-        return self._pool.num_free
+        """Device pages that hold nothing."""
+        return self.device.free
 
     @property
     def evictable(self) -> int:
-        """Pages that the tree holds and no lease locks."""
-        return self._evictable
+        """Device pages that the tree holds and no lease locks."""
+        return self.device.evictable
 
     @property
     def in_use(self) -> int:
-        """Pages that leases lock or own."""
-        return self.num_pages - self.free - self._evictable
+        """Device pages that leases lock or own."""
+        return self.device.in_use
 
     def available(self) -> int:
-        """Pages that `grow` could provide now."""
-        return self._pool.num_free + self._evictable
+        """Device pages that `grow` could provide now."""
+        return self.device.available
+
+    def match(self, namespace: bytes, tokens: array[int], limit: int) -> Match:
+        """What device and host hold of the first `limit` tokens; changes nothing."""
+        root = self.tiers.tree.roots.get(namespace)
+        if root is None or not self.enabled:
+            return Match(0, 0)
+        query = self._query(tokens, 0, limit)
+        return Match(self.tiers.held(DEVICE, root, query), self.tiers.held(HOST, root, query))
 
     def match_length(self, namespace: bytes, tokens: array[int]) -> int:
-        """How many leading tokens the tree holds (whole pages); changes nothing."""
-        root = self.tree.roots.get(namespace)
-        if root is None:
-            return 0
-        path, shared = self.tree.find(root, self._query(tokens, 0, len(tokens)))
-        return (path[-1].end - len(path[-1].pages) + shared) * self.page_size if path else 0
+        """How many leading tokens device or host hold (whole pages); changes nothing."""
+        return self.match(namespace, tokens, len(tokens)).pages * self.page_size
 
     def open(self, namespace: bytes, tokens: array[int], limit: int) -> Lease:
-        """A lease on the pages that the tree holds for at most the first `limit` tokens."""
-        root = self.tree.root(namespace)
-        root.lock += 1
+        """A lease on the pages that the device holds for at most the first `limit` tokens."""
+        root = self.root(namespace)
+        self.device.lock([root])
         lease = Lease(namespace, [], 0, root)
         self._leases.add(lease)
         if self.enabled:
@@ -132,101 +196,211 @@ class CacheManager:
         """Gives the lease pages for `num_tokens` tokens, evicting as few as that takes; False changes nothing."""
         self._held(lease)
         missing = -(-num_tokens // self.page_size) - len(lease.pages)
-        if missing <= 0:
-            return True
-        deficit = missing - self._pool.num_free
-        if deficit > self._evictable:
+        if missing > self.device.available:
             return False
-        if deficit > 0:
-            self._evict(deficit)
-            self.stats.evicted_pages += deficit
-        lease.pages += self._pool.take(missing)
+        if missing > 0:
+            lease.pages += self.tiers.take(DEVICE, missing)
+            self.stats.evicted_pages = self.device.evicted_pages
         return True
 
     def commit(self, lease: Lease, tokens: array[int], num_tokens: int) -> None:
         """Shares the pages that lie within `tokens[:num_tokens]`, whose KV has been computed or is being so.
 
-        Where the tree has a page for the same tokens already, the lease is pointed at that one:
+        Where the device holds a page for the same tokens already, the lease is pointed at that one:
 
-            pages   [ shared before | now in the tree: remapped, own copy freed | new: given to the tree | private ]
+            pages   [ shared before | held by the tree: remapped, own copy freed | new: given to the tree | private ]
         """
         node = self._held(lease)
-        end = num_tokens // self.page_size
-        if end <= lease.num_shared or not self.enabled:
+        start, end = lease.num_shared, num_tokens // self.page_size
+        if end <= start or not self.enabled:
             return
         if num_tokens > len(tokens) or end > len(lease.pages):
             raise ValueError(
                 f"commit of {num_tokens} tokens, but {len(tokens)} are known and {len(lease.pages)} pages held"
             )
-        query = self._query(tokens, lease.num_shared, num_tokens)
-        before = lease.num_shared
-        node = self._adopt(lease, node, query)
-        adopted = lease.num_shared - before
-        self.stats.duplicate_pages += adopted
-        if lease.num_shared < end:
-            self._insert(lease, node, query[adopted * self.tree.page_bytes :], end)
+        pages = lease.pages[start:end]
+        lease.node, duplicates = self.tiers.give(DEVICE, node, self._query(tokens, start, num_tokens), pages)
+        lease.pages[start:end] = pages
+        lease.num_shared = end
+        self.stats.duplicate_pages += duplicates
+        self.stats.inserted_pages += len(pages) - duplicates
+        if self.write_policy == "write_through" and self.host.num_pages and duplicates < len(pages):
+            self.tiers.unsaved[lease.node] = None
 
     def release(self, lease: Lease) -> None:
         """Ends the lease: its shared pages become evictable unless others hold them, its own become free.
 
-        This is the one moment at which the policy hears of a use, once per lease: until then the path is locked.
+        This is the one moment at which the policies hear of a use, once per lease: until then the path is locked.
         """
         node = self._held(lease)
-        self._pool.give_back(lease.pages[lease.num_shared :])
+        self.device.pool.give_back(lease.pages[lease.num_shared :])
         self._leases.remove(lease)
         self._void(lease)
-        self._tick += 1
-        while node.parent is not None:
-            self._policy.touch(node, self._tick)
-            node.lock -= 1
-            if node.lock == 0:
-                self._evictable += len(node.pages)
-                if not node.children:
-                    self._queue.add(node)
-            node = node.parent
-        node.lock -= 1
-        self.tree.prune(node)
+        path, use = node.path(), self.tiers.use()
+        for step in path:
+            step.uses += 1
+        self.device.touch(path, use)
+        self.host.touch(path, use)
+        self.device.unlock(path)
+        if node.parent is not None:
+            if self.write_policy == "write_through_selective" and self._demotes(node) and self.host.num_pages:
+                self.tiers.unsaved[node] = None
+            if self.tiers.unwritten is not None:
+                self.tiers.unwritten[node] = None
+        self.tiers.tree.prune(path[0])
 
-    def clear(self) -> None:
-        """Drops every page that no lease holds."""
-        self._evict(self._evictable)
+    # Host pages.
 
-    def reset(self) -> None:
-        """Forgets everything, for when the device has lost its pages: every lease is void at once."""
+    def hold(self, namespace: bytes, tokens: array[int], limit: int, *, save: bool = False) -> Hold:
+        """Locks what the host has of at most the first `limit` tokens; `save`: and first what only the device has."""
+        root = self.root(namespace)
+        self.host.lock([root])
+        hold = Hold(namespace, root)
+        self._holds.add(hold)
+        if self.enabled:
+            if save:
+                path, _ = self.tiers.tree.find(root, self._query(tokens, 0, limit))
+                on_device = [node for node in path if node.runs[DEVICE].pages]
+                if on_device:
+                    self.tiers.save(on_device[-1])
+            self.extend_hold(hold, tokens, limit)
+        return hold
+
+    def hold_down_to(self, node: Node) -> Hold:
+        """Locks what the host has of the path down to a node."""
+        path = node.path()
+        held = [step for step in path if step.runs[HOST].pages]
+        if held and len(held[-1].runs[HOST].pages) < held[-1].size:
+            held[-1] = self.tiers.split(held[-1], len(held[-1].runs[HOST].pages))
+        self.host.lock([path[0], *held])
+        hold = Hold(bytes(path[0].key), held[-1] if held else path[0])
+        self._holds.add(hold)
+        return hold
+
+    def extend_hold(self, hold: Hold, tokens: array[int], limit: int) -> None:
+        """Locks what others have brought to the host since, of the first `limit` tokens."""
+        node = self._end_of(hold)
+        claimed = self.tiers.claim(HOST, node, self._query(tokens, node.end, limit))
+        hold.node = claimed[-1] if claimed else node
+
+    def take_rows(self, count: int) -> list[int]:
+        """Up to `count` host rows to read something into, evicting the deficit; they are in hand until given."""
+        rows = self.tiers.take(HOST, min(count, self.host.available))
+        self._rows_in_hand.update(rows)
+        return rows
+
+    def give_rows(self, rows: Iterable[int]) -> None:
+        """Rows in hand that hold nothing of worth become free."""
+        rows = list(rows)
+        self._rows_in_hand.difference_update(rows)
+        self.host.pool.give_back(rows)
+
+    def place(self, hold: Hold, tokens: array[int], rows: list[int]) -> None:
+        """The rows in hand hold the pages that follow the held ones: they enter the tree, under the hold."""
+        node = self._end_of(hold)
+        first = node.end
+        self._rows_in_hand.difference_update(rows)
+        query = self._query(tokens, first, (first + len(rows)) * self.page_size)
+        hold.node, _ = self.tiers.give(HOST, node, query, list(rows))
+
+    def drop(self, hold: Hold) -> None:
+        """Ends the hold."""
+        path = self._end_of(hold).path()
+        self._holds.remove(hold)
+        hold.node = None
+        self.host.touch(path, self.tiers.use())
+        self.host.unlock(path)
+        self.tiers.tree.prune(path[0])
+
+    def rows(self, hold: Hold, first: int, last: int) -> list[int]:
+        """The host rows of pages `[first, last)` of what is held."""
+        found: list[int] = []
+        for node in self._end_of(hold).path():
+            at = slice(max(first - node.start, 0), max(last - node.start, 0))
+            found += node.runs[HOST].pages[at]
+        return found
+
+    @property
+    def rows_in_hand(self) -> set[int]:
+        """Host rows that were taken, and neither given back nor placed."""
+        return self._rows_in_hand
+
+    def page_names(self, namespace: bytes, tokens: array[int], count: int) -> list[PageKey]:
+        """What the disk calls the first `count` pages of `tokens`."""
+        digest = namespace_digest(self._identity, namespace)
+        raw, step = self._query(tokens, 0, count * self.page_size), self.tiers.tree.page_bytes
+        keys = chain(digest, (raw[at : at + step] for at in range(0, len(raw), step)))
+        return [
+            PageKey(digest, key, parent, i)
+            for i, (key, parent) in enumerate(zip(keys, [digest, *keys], strict=False))
+        ]
+
+    def take_saves(self) -> list[Save]:
+        """The copies to the host that are owed since the last call, in order. Their rows count as filled from now on."""
+        saves, self.tiers.saves = self.tiers.saves, []
+        return saves
+
+    # All of it.
+
+    def clear(self, level: int | None = None) -> None:
+        """Drops every page that nobody holds, from one tier (DEVICE or HOST) or from both."""
+        for tier in TIERS:
+            if level in (None, tier):
+                self.tiers.evict(tier, self.tiers.tiers[tier].evictable, demote=False)
+
+    def reset(self, unfilled_rows: set[int] | None = None) -> None:
+        """Forgets what the device held, for when it has lost its pages: every lease and hold is void at once.
+
+        The host keeps its pages, but for `unfilled_rows`, which a save did not reach, and what lies behind them.
+        """
         for lease in self._leases:
             self._void(lease)
         self._leases.clear()
-        self._start_empty()
+        for hold in list(self._holds):
+            self.drop(hold)
+        evicted = self.device.evicted_pages
+        self.tiers.lose(unfilled_rows or set(), Tier(DEVICE, self.num_pages, self._policy))
+        self.device.evicted_pages = evicted
+
+    def root(self, namespace: bytes) -> Node:
+        """The root of a namespace; its page keys start from the digest of all that a KV value depends on."""
+        root = self.tiers.tree.roots.get(namespace)
+        return root or self.tiers.tree.root(namespace, namespace_digest(self._identity, namespace))
 
     def check(self, leases: Iterable[Lease] = ()) -> None:
         """Asserts all invariants, given the leases that should exist: none, for an idle engine."""
         given = set(leases)
         assert given == self._leases, f"{len(self._leases)} leases are open, {len(given)} are accounted for"
-        self.tree.check()
-
-        nodes = list(self.tree.nodes())
-        locks = dict.fromkeys((*self.tree.roots.values(), *nodes), 0)
+        tree = self.tiers.tree
+        tree.check()
+        nodes = list(tree.nodes())
+        locks = {node: [0, 0] for node in (*tree.roots.values(), *nodes)}
         private: list[int] = []
         for lease in given:
             node = self._held(lease)
             private += lease.pages[lease.num_shared :]
             assert node.end == lease.num_shared <= len(lease.pages), "the shared pages do not end at the node"
-            while node.parent is not None:
-                assert lease.pages[node.end - len(node.pages) : node.end] == node.pages, (
-                    "page table and tree differ"
-                )
-                locks[node] += 1
-                node = node.parent
-            assert self.tree.roots[lease.namespace] is node, "a lease outside its namespace"
-            locks[node] += 1
-        assert all(node.lock == count for node, count in locks.items()), "locks differ from the leases' paths"
+            path = node.path()
+            assert tree.roots[lease.namespace] is path[0], "a lease outside its namespace"
+            shared = [page for step in path for page in step.runs[DEVICE].pages]
+            assert shared == lease.pages[: lease.num_shared], "page table and tree differ"
+            for step in path:
+                locks[step][DEVICE] += 1
+        for hold in self._holds:
+            path = self._end_of(hold).path()
+            assert tree.roots[hold.namespace] is path[0], "a hold outside its namespace"
+            for step in path:
+                locks[step][HOST] += 1
+        for node, counts in locks.items():
+            assert [run.lock for run in node.runs] == counts, "locks differ from what leases and holds lock"
+        self.device.check(nodes, private)
+        self.host.check(nodes, self._rows_in_hand)
 
-        unlocked = sum(len(node.pages) for node in nodes if node.lock == 0)
-        locked = sum(len(node.pages) for node in nodes if node.lock)
-        assert unlocked == self._evictable, f"{unlocked} pages are evictable, {self._evictable} are counted"
-        assert self.free + unlocked + locked + len(private) == self.num_pages, "the pages do not add up"
-        self._pool.check([*private, *(page for node in nodes for page in node.pages)])
-        self._queue.check(node for node in nodes if node.lock == 0 and not node.children)
+    def _demotes(self, node: Node) -> bool:
+        """Whether the host should have what the device evicts."""
+        if not self.host.num_pages or len(node.runs[HOST].pages) >= len(node.runs[DEVICE].pages):
+            return False
+        return self.write_policy != "write_through_selective" or node.uses >= SELECTIVE_USES
 
     def _query(self, tokens: array[int], first_page: int, limit: int) -> bytes:
         """The bytes of the whole pages from `first_page` on within the first `limit` tokens."""
@@ -239,58 +413,21 @@ class CacheManager:
             raise ValueError("the lease is void: it was released, or the cache was reset")
         return lease.node
 
+    def _end_of(self, hold: Hold) -> Node:
+        if hold.node is None:
+            raise ValueError("the hold is void: it was dropped, or the cache was reset")
+        return hold.node
+
     def _void(self, lease: Lease) -> None:
         lease.pages, lease.num_shared, lease.node = [], 0, None
 
-    def _adopt(self, lease: Lease, node: Node, query: bytes) -> Node:
-        """Lets the lease share what the tree holds for `query` below `node`; returns the deepest node then."""
-        path, shared = self.tree.find(node, query)
-        if not path:
-            return node
-        if shared < len(path[-1].pages):
-            path[-1] = self.tree.split(path[-1], shared)
-        pages: list[int] = []
-        for step in path:
-            pages += step.pages
-        place = slice(lease.num_shared, lease.num_shared + len(pages))
-        replaced = lease.pages[place]
-        # The page table changes before the old pages are free, so that it never names a free page.
-        lease.pages[place] = pages
-        self._pool.give_back(replaced)
-        for step in path:
-            if step.lock == 0:
-                self._evictable -= len(step.pages)
-                self._queue.discard(step)
-            step.lock += 1
-        lease.num_shared += len(pages)
-        lease.node = path[-1]
-        return path[-1]
-
-    def _insert(self, lease: Lease, node: Node, key: bytes, end: int) -> None:
-        """Gives the lease's own pages up to `end` to the tree, below its deepest node."""
-        pages = lease.pages[lease.num_shared : end]
-        # A run that this lease began, and nobody else has used, grows: a long answer stays one node.
-        if node.parent is not None and node.lock == 1 and node.rank is None and not node.children:
-            self.tree.append(node, key, pages)
-        else:
-            node = self.tree.add(node, key, pages)
-            node.lock = 1
-        lease.num_shared, lease.node = end, node
-        self.stats.inserted_pages += len(pages)
-
-    def _evict(self, count: int) -> None:
-        """Frees exactly `count` of the evictable pages: leaves in the policy's order, each from its tail."""
-        self._evictable -= count
-        while count:
-            leaf = self._queue.pop()
-            parent = leaf.parent
-            assert parent is not None
-            freed = self.tree.trim(leaf, count)
-            self._pool.give_back(freed)
-            count -= len(freed)
-            if leaf.pages:
-                self._queue.add(leaf)
-            elif parent.parent is None:
-                self.tree.prune(parent)
-            elif not parent.children and parent.lock == 0:
-                self._queue.add(parent)
+    def _adopt(self, lease: Lease, node: Node, query: bytes) -> None:
+        """Lets the lease share what the device holds for `query` below `node`."""
+        for step in self.tiers.claim(DEVICE, node, query):
+            pages = step.runs[DEVICE].pages
+            place = slice(lease.num_shared, lease.num_shared + len(pages))
+            # The page table changes before the old pages are free, so that it never names a free page.
+            replaced, lease.pages[place] = lease.pages[place], pages
+            self.device.pool.give_back(replaced)
+            lease.num_shared += len(pages)
+            lease.node = step

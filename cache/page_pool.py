@@ -9,8 +9,8 @@ class PagePool:
     """Hands out the page numbers `0 … num_pages - 1`, each to one owner at a time."""
 
     def __init__(self, num_pages: int) -> None:
-        if num_pages < 1:
-            raise ValueError(f"a pool needs at least one page, got {num_pages}")
+        if num_pages < 0:
+            raise ValueError(f"a pool has no fewer than 0 pages, got {num_pages}")
         self.num_pages = num_pages
         self._free = list(range(num_pages - 1, -1, -1))
         """A stack, lowest number on top at first, so that neighbours in a sequence tend to be neighbours in memory."""

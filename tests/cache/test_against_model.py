@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from tierax.cache.manager import CacheManager, Lease
-from tierax.cache.radix_tree import Node
+from tierax.cache.radix_tree import DEVICE, Node
 
 Prefix = tuple[bytes, tuple[int, ...]]
 """What the KV of a page depends on: the namespace, and all tokens up to the page's end."""
@@ -204,7 +204,7 @@ class Simulation:
 
     def pages_of_tree(self) -> dict[Prefix, int]:
         found: dict[Prefix, int] = {}
-        for root in self.cache.tree.roots.values():
+        for root in self.cache.tiers.tree.roots.values():
             stack: list[tuple[Node, tuple[int, ...]]] = [(root, ())]
             while stack:
                 node, tokens = stack.pop()
@@ -212,7 +212,7 @@ class Simulation:
                     run = (*tokens, *array("i", bytes(child.key)))
                     start = len(tokens) + self.page_size
                     for number, end in zip(
-                        child.pages, range(start, len(run) + 1, self.page_size), strict=True
+                        child.runs[DEVICE].pages, range(start, len(run) + 1, self.page_size), strict=True
                     ):
                         found[bytes(root.key), run[:end]] = number
                     stack.append((child, run))

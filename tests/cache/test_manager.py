@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from tierax.cache.manager import CacheManager, Lease
+from tierax.cache.policies.registry import Use
+from tierax.cache.radix_tree import DEVICE
 
 
 def ids(*values: int) -> array[int]:
@@ -180,7 +182,7 @@ def test_a_long_answer_stays_one_run() -> None:
         cache.commit(lease, tokens, len(tokens))
         tokens.append(token)
     cache.check([lease])
-    assert [len(node.pages) for node in cache.tree.nodes()] == [51]
+    assert [node.size for node in cache.tiers.tree.nodes()] == [51]
     cache.release(lease)
     assert held(cache, tokens) == 102
     cache.check()
@@ -269,7 +271,7 @@ def test_abort_gives_everything_back() -> None:
     assert cache.grow(lease, 20)
     cache.release(lease)
     assert counts(cache) == (8, 0, 0)
-    assert not cache.tree.roots
+    assert not cache.tiers.tree.roots
     cache.check()
 
 
@@ -311,7 +313,7 @@ def test_tenants_share_nothing() -> None:
     order = [b"salt:s1", b"salt:s1", b"salt:s2", b"", b"adapter:s1", b"", b"salt:s2"]
     assert [serve(cache, tokens, name) for name in order] == [0, 12, 0, 0, 0, 12, 12]
     assert cache.match_length(b"salt:s3", tokens) == 0
-    assert sorted(cache.tree.roots) == [b"", b"adapter:s1", b"salt:s1", b"salt:s2"], (
+    assert sorted(cache.tiers.tree.roots) == [b"", b"adapter:s1", b"salt:s1", b"salt:s2"], (
         "a look-up leaves no trace"
     )
     pages = [set[int]() for _ in order]
@@ -327,10 +329,10 @@ def test_emptied_namespaces_are_forgotten() -> None:
     cache = CacheManager(num_pages=4, page_size=2)
     for tenant in range(50):
         serve(cache, span(0, 8), b"tenant %d" % tenant)
-    assert list(cache.tree.roots) == [b"tenant 49"]
+    assert list(cache.tiers.tree.roots) == [b"tenant 49"]
     waiting = cache.open(b"tenant 49", span(50, 4), 3)
     cache.clear()
-    assert list(cache.tree.roots) == [b"tenant 49"], "a lease keeps its namespace"
+    assert list(cache.tiers.tree.roots) == [b"tenant 49"], "a lease keeps its namespace"
     assert cache.grow(waiting, 4)
     cache.commit(waiting, span(50, 4), 4)
     assert cache.match_length(b"tenant 49", span(50, 4)) == 4
@@ -389,11 +391,11 @@ def _steal_page(cache: CacheManager, lease: Lease) -> None:
 
 
 def _lose_lock(cache: CacheManager, lease: Lease) -> None:
-    next(cache.tree.nodes()).lock -= 1
+    next(cache.tiers.tree.nodes()).runs[DEVICE].lock -= 1
 
 
 def _free_live_page(cache: CacheManager, lease: Lease) -> None:
-    cache._pool.give_back(lease.pages[:1])
+    cache.device.pool.give_back(lease.pages[:1])
 
 
 def _swap_table(cache: CacheManager, lease: Lease) -> None:
@@ -401,11 +403,11 @@ def _swap_table(cache: CacheManager, lease: Lease) -> None:
 
 
 def _cut_key(cache: CacheManager, lease: Lease) -> None:
-    del next(cache.tree.nodes()).key[-1:]
+    del next(cache.tiers.tree.nodes()).key[-1:]
 
 
 def _forget_leaf(cache: CacheManager, lease: Lease) -> None:
-    cache._queue.pop()
+    cache.device.queue.pop(Use(0, 0.0))
 
 
 FAULTS: Sequence = [_steal_page, _lose_lock, _free_live_page, _swap_table, _cut_key, _forget_leaf]

@@ -34,8 +34,8 @@ def test_refuses_more_than_is_free() -> None:
     pool = PagePool(2)
     with pytest.raises(AssertionError, match="3 pages wanted, 2 are free"):
         pool.take(3)
-    with pytest.raises(ValueError, match="at least one page, got 0"):
-        PagePool(0)
+    with pytest.raises(ValueError, match="no fewer than 0 pages, got -1"):
+        PagePool(-1)
 
 
 @pytest.mark.parametrize("owned", [[0], [0, 1, 1], [0, 1, 2], [0, 7]])

@@ -1,0 +1,125 @@
+"""One tier of pages beneath the tree: which are free, which are locked, and which go first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .eviction_queue import EvictionQueue
+from .page_pool import PagePool
+from .policies.registry import EvictionPolicy, Use
+from .radix_tree import Node, Run
+
+
+class Tier:
+    """Keeps pool, locks and eviction order of tier `level` in step with the runs of the tree's nodes.
+
+    A run may be evicted when it holds pages, nobody locks it, and no child has any in this tier: so a tier stays
+    closed under prefix.
+    """
+
+    def __init__(self, level: int, num_pages: int, policy: EvictionPolicy) -> None:
+        self.level = level
+        self.num_pages = num_pages
+        self.pool = PagePool(num_pages)
+        self.policy = policy
+        self.queue = EvictionQueue(policy)
+        self.evictable = 0
+        """Pages that no lock protects."""
+        self.evicted_pages = 0
+        self.expired_pages = 0
+
+    @property
+    def free(self) -> int:
+        return self.pool.num_free
+
+    @property
+    def available(self) -> int:
+        """Pages that could be had now."""
+        return self.pool.num_free + self.evictable
+
+    @property
+    def in_use(self) -> int:
+        """Pages that are locked or in somebody's hands."""
+        return self.num_pages - self.available
+
+    def run(self, node: Node) -> Run:
+        return node.runs[self.level]
+
+    def lock(self, path: Iterable[Node]) -> None:
+        """One more user of every node of a path."""
+        for node in path:
+            run = self.run(node)
+            if run.lock == 0:
+                self.evictable -= len(run.pages)
+                self.queue.discard(run)
+            run.lock += 1
+
+    def unlock(self, path: Iterable[Node]) -> None:
+        """The end of a `lock`: on the nodes that the path has become since."""
+        for node in path:
+            run = self.run(node)
+            assert run.lock > 0, "unlocked, but not locked"
+            run.lock -= 1
+            if run.lock == 0:
+                self.evictable += len(run.pages)
+                self.requeue(node)
+
+    def touch(self, path: Iterable[Node], use: Use) -> None:
+        """Tells the policy of a use of what this tier holds along a path, heads first."""
+        for node in path:
+            run = self.run(node)
+            if run.pages:
+                self.queue.discard(run)
+                self.policy.touch(run, use)
+                self.requeue(node)
+
+    def put(self, node: Node, pages: list[int], use: Use | None = None) -> None:
+        """The run holds `pages` too, behind those that it has. `use` is needed where nobody locks it."""
+        run, parent = self.run(node), node.parent
+        assert parent is not None
+        if not run.pages:
+            self.queue.discard(self.run(parent))
+            self.run(parent).below += 1
+        self.queue.discard(run)
+        run.pages += pages
+        if run.lock == 0:
+            self.evictable += len(pages)
+        if run.rank is None and use is not None:
+            self.policy.touch(run, use)
+        self.requeue(node)
+
+    def cut(self, node: Node, keep: int) -> list[int]:
+        """Takes what the run holds beyond its first `keep` pages out of the tree; the caller frees or reuses it."""
+        run, parent = self.run(node), node.parent
+        assert parent is not None
+        assert run.lock == 0, "a locked run is not cut"
+        pages = run.pages[keep:]
+        self.queue.discard(run)
+        if keep == 0 and pages:
+            self.policy.evicted(run)
+            run.rank = None
+        del run.pages[keep:]
+        self.evictable -= len(pages)
+        if pages and not run.pages:
+            self.run(parent).below -= 1
+            self.requeue(parent)
+        self.requeue(node)
+        return pages
+
+    def requeue(self, node: Node) -> None:
+        """Sees to it that the run waits for eviction if, and only if, it may be evicted."""
+        run = self.run(node)
+        self.queue.discard(run)
+        if run.pages and not run.lock and not run.below:
+            self.queue.add(run)
+
+    def check(self, nodes: Iterable[Node], in_hand: Iterable[int]) -> None:
+        """Asserts that the counters, the queue and the pool agree with the tree and with the pages `in_hand`."""
+        runs = [self.run(node) for node in nodes]
+        unlocked = sum(len(run.pages) for run in runs if run.lock == 0)
+        locked = sum(len(run.pages) for run in runs if run.lock)
+        hands = list(in_hand)
+        assert unlocked == self.evictable, f"{unlocked} pages are evictable, {self.evictable} are counted"
+        assert self.free + unlocked + locked + len(hands) == self.num_pages, "the pages do not add up"
+        self.pool.check([*hands, *(page for run in runs for page in run.pages)])
+        self.queue.check(run for run in runs if run.pages and not run.lock and not run.below)
