@@ -1,0 +1,54 @@
+"""How pages are called in the store.
+
+    v1/index                                                  the index's snapshot: what was used last
+    v1/<namespace>/namespace.json                             what the namespace is, for people
+    v1/<namespace>/<key's first byte>/<key>.<parent>.<depth>  one page (see record.py); all in hex, the depth decimal
+
+A page's name says all that the index must know, so a listing rebuilds it. Any other name is not ours.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from ..page_keys import KEY_BYTES, PageKey
+
+ROOT = "v1/"
+INDEX_NAME = ROOT + "index"
+
+_KEY = f"([0-9a-f]{{{2 * KEY_BYTES}}})"
+_PAGE = re.compile(rf"v1/{_KEY}/([0-9a-f]{{2}})/{_KEY}\.{_KEY}\.(0|[1-9][0-9]{{0,8}})")
+_DESCRIPTION = re.compile(rf"v1/{_KEY}/namespace\.json")
+
+
+class Stored(NamedTuple):
+    """A page found in the store."""
+
+    key: PageKey
+    nbytes: int | None
+    """Bytes of its record; None where the store does not tell (object stores)."""
+
+
+def page_name(key: PageKey) -> str:
+    digits = key.key.hex()
+    return f"{ROOT}{key.namespace.hex()}/{digits[:2]}/{digits}.{key.parent.hex()}.{key.depth}"
+
+
+def parse_page_name(name: str) -> PageKey | None:
+    """The page of that name; None for anything that `page_name` would not have said."""
+    match = _PAGE.fullmatch(name)
+    if match is None or not match[3].startswith(match[2]):
+        return None
+    namespace, key, parent = (bytes.fromhex(match[group]) for group in (1, 3, 4))
+    return PageKey(namespace, key, parent, int(match[5]))
+
+
+def description_name(namespace: bytes) -> str:
+    return f"{ROOT}{namespace.hex()}/namespace.json"
+
+
+def parse_description_name(name: str) -> bytes | None:
+    """The namespace that this name describes."""
+    match = _DESCRIPTION.fullmatch(name)
+    return None if match is None else bytes.fromhex(match[1])

@@ -1,0 +1,158 @@
+"""One page as one value of the disk store: a header that says what the page is, a checksum, and the page's bytes.
+
+    0       8         12            16              24         32                      4096
+    | magic | version | meta length | payload bytes | checksum | meta (JSON), zeros ... | payload ... |
+
+Integers are little endian. The checksum (XXH3, 64 bits) covers everything but itself. The payload starts at a fixed
+offset of 4 KiB, so that it stays aligned to memory pages and disk blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ..page_keys import PageKey
+
+MAGIC = b"TIERAXKV"
+VERSION = 1
+PAYLOAD_OFFSET = 4096
+_FIXED = struct.Struct("<8sIIQ")
+_CHECKSUM = struct.Struct("<Q")
+_META_OFFSET = _FIXED.size + _CHECKSUM.size
+
+
+class RecordError(Exception):
+    """A record that must not be used, with the reason."""
+
+
+@dataclass(frozen=True)
+class PageLayout:
+    """How the bytes of a page are to be read: row-major `shape` (device-pool order, page first left away) of `dtype`.
+
+    `dtype` is a name of NumPy's or ml_dtypes', e.g. `float32`, `bfloat16`, `float8_e4m3fn`, `uint8`. A page whose bytes
+    are no plain array (scales beside values) is `(nbytes,)` of `uint8`.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Bytes of the payload, header left out."""
+        return math.prod(self.shape) * _itemsize(self.dtype)
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of the whole record, which is what a page takes on disk."""
+        return PAYLOAD_OFFSET + self.nbytes
+
+
+def pack(key: PageKey, layout: PageLayout, payload: memoryview | np.ndarray | bytes) -> bytes:
+    """The record of a page. `payload` is C-contiguous, of any shape and dtype, `layout.nbytes` long in all.
+
+    One pass for the checksum and one for the copy. Raises ValueError when the payload's size is not the layout's.
+    """
+    data = _flat(payload)
+    if data.nbytes != layout.nbytes:
+        raise ValueError(
+            f"a page of {layout.shape} {layout.dtype} has {layout.nbytes} bytes, not {data.nbytes}"
+        )
+    meta = json.dumps(
+        {
+            "namespace": key.namespace.hex(),
+            "key": key.key.hex(),
+            "parent": key.parent.hex(),
+            "depth": key.depth,
+            "shape": layout.shape,
+            "dtype": layout.dtype,
+            # One part: all KV heads. Several processes that each write their heads will list several.
+            "parts": [{"heads": "all", "offset": 0, "bytes": layout.nbytes}],
+        },
+        separators=(",", ":"),
+    ).encode()
+    if len(meta) > PAYLOAD_OFFSET - _META_OFFSET:
+        raise ValueError(f"the description of a page takes {len(meta)} bytes, more than its header holds")
+    fixed = _FIXED.pack(MAGIC, VERSION, len(meta), layout.nbytes)
+    meta = meta.ljust(PAYLOAD_OFFSET - _META_OFFSET, b"\0")
+    return b"".join((fixed, _CHECKSUM.pack(_checksum(fixed, meta, data)), meta, data))
+
+
+def unpack(record: bytes | memoryview, key: PageKey, layout: PageLayout) -> memoryview:
+    """The payload, a flat view of bytes into `record`, once it is certain that it is this page in this layout.
+
+    Raises RecordError with the reason: length, magic, version, checksum, another key, another layout.
+    """
+    found_key, found_layout, payload = inspect(record)
+    if found_key != key:
+        raise RecordError(f"other key: the record is page {found_key.key.hex()} at depth {found_key.depth}")
+    if found_layout != layout:
+        raise RecordError(
+            f"other layout: {found_layout.shape} {found_layout.dtype}, expected {layout.shape} {layout.dtype}"
+        )
+    return payload
+
+
+def inspect(record: bytes | memoryview) -> tuple[PageKey, PageLayout, memoryview]:
+    """What a record says of itself, and its payload. Raises RecordError unless it is whole and unchanged."""
+    data = _flat(record)
+    if data.nbytes < PAYLOAD_OFFSET:
+        raise RecordError(f"length: {data.nbytes} bytes, less than a header")
+    magic, version, meta_length, payload_bytes = _FIXED.unpack_from(data)
+    if magic != MAGIC:
+        raise RecordError("magic: this is no page of tierax")
+    if version != VERSION:
+        raise RecordError(f"version: format {version}, this program reads {VERSION}")
+    if data.nbytes != PAYLOAD_OFFSET + payload_bytes:
+        raise RecordError(f"length: {data.nbytes} bytes of {PAYLOAD_OFFSET + payload_bytes}")
+    payload = data[PAYLOAD_OFFSET:]
+    (expected,) = _CHECKSUM.unpack_from(data, _FIXED.size)
+    if _checksum(data[: _FIXED.size], data[_META_OFFSET:PAYLOAD_OFFSET], payload) != expected:
+        raise RecordError("checksum: the bytes have changed since they were written")
+    try:
+        key, layout = _read_meta(json.loads(bytes(data[_META_OFFSET : _META_OFFSET + meta_length])))
+    except (ValueError, KeyError, TypeError) as error:
+        raise RecordError(f"header: {error}") from error
+    if layout.nbytes != payload_bytes:
+        raise RecordError(f"length: {payload_bytes} bytes of payload for {layout.shape} {layout.dtype}")
+    return key, layout, payload
+
+
+def _read_meta(meta: dict[str, Any]) -> tuple[PageKey, PageLayout]:
+    namespace, key, parent = (bytes.fromhex(meta[name]) for name in ("namespace", "key", "parent"))
+    if len(meta["parts"]) != 1:
+        raise ValueError(f"a page in {len(meta['parts'])} parts, this program reads pages in one part")
+    return PageKey(namespace, key, parent, meta["depth"]), PageLayout(tuple(meta["shape"]), meta["dtype"])
+
+
+def _checksum(fixed: bytes | memoryview, meta: bytes | memoryview, payload: memoryview) -> int:
+    digest = xxhash.xxh3_64(fixed)
+    digest.update(meta)
+    digest.update(payload)  # lets go of the GIL, being large
+    return digest.intdigest()
+
+
+def _flat(data: memoryview | np.ndarray | bytes) -> memoryview:
+    """A view of the bytes. Arrays of ml_dtypes' types have no buffer interface; as uint8 they do."""
+    if isinstance(data, np.ndarray):
+        data = data.reshape(-1).view(np.uint8).data
+    return memoryview(data).cast("B")
+
+
+def _itemsize(dtype: str) -> int:
+    """Bytes per element, read out of the name: NumPy alone does not know ml_dtypes' names."""
+    try:
+        return np.dtype(dtype).itemsize
+    except TypeError:
+        if dtype == "bfloat16":
+            return 2
+        if dtype.startswith("float8_"):
+            return 1
+        raise ValueError(f"unknown dtype {dtype!r}") from None

@@ -1,0 +1,355 @@
+"""Pages in a directory or an object store, through tensorstore's key-value interface. names.py has their names."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import re
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import tensorstore as ts
+
+from ..moves import Outcome
+from ..page_keys import PageKey
+from .local import StoreError, local_path, open_directory, remove_empty_folders, sweep_locks
+from .names import (
+    INDEX_NAME,
+    ROOT,
+    Stored,
+    description_name,
+    page_name,
+    parse_description_name,
+    parse_page_name,
+)
+from .order import WriteOrder
+
+__all__ = ["PageStore", "StoreError", "Stored", "classify"]
+
+_log = logging.getLogger(__name__)
+
+READ_CONCURRENCY = 4
+WRITE_CONCURRENCY = 4
+PATIENCE_S = 60.0
+"""What the calls that wait (list, describe, index) wait at most."""
+
+_ERRNO = re.compile(r"os_error_code='(\d+)'")
+
+
+class PageStore:
+    """Records by page key. `read`, `write` and `delete` return at once and never raise; the other methods wait.
+
+    `url` is a directory (`~` is expanded; made with mode 0700 if absent, unless `read_only`), or a URL of tensorstore's:
+    `file://`, `s3://`, `gs://`, `memory://` (a store of its own for each `PageStore`), or a whole tensorstore spec as
+    JSON, for endpoints and credentials. A directory that is not writable becomes `read_only`, with a warning. Raises
+    StoreError otherwise.
+
+    A record is visible only when it is whole: files are renamed into place. They are not synced: after a power cut a
+    renamed file may lack bytes, which the record's checksum tells.
+
+    `read_concurrency` files are read at once, by threads of tensorstore's; further calls queue there. Writes have threads
+    of their own, so that reads never wait for them. Methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        *,
+        read_only: bool = False,
+        read_concurrency: int = READ_CONCURRENCY,
+    ) -> None:
+        self.url = os.fspath(url)
+        self.read_only = read_only
+        self.local = local_path(self.url)
+        """The directory, where there is one."""
+        try:
+            if self.local is not None and not open_directory(self.local, create=not read_only):
+                self.read_only = True
+                if not read_only:
+                    _log.warning(
+                        "disk cache %s is not writable: it is read, but nothing is stored", self.local
+                    )
+            self._reads = self._open(read_concurrency)
+            # The one handle of a memory store is its contents.
+            self._writes = self._reads if self.local is None else self._open(WRITE_CONCURRENCY)
+        except (OSError, ValueError) as error:
+            raise StoreError(f"disk cache {self.url}: {_plain(error)}") from error
+        if self.local is not None and not self.read_only:
+            sweep_locks(self.local)
+        self._order = WriteOrder()
+        self._idle = threading.Condition()
+        self._in_flight = 0
+        self._closing = False
+        self._closed = False
+
+    def _open(self, concurrency: int) -> ts.KvStore:
+        context = ts.Context(
+            {
+                "file_io_concurrency": {"limit": concurrency},
+                # The default of 32 retries with growing pauses would hide a lost network for many minutes.
+                "s3_request_retries": {"max_retries": 4},
+                "gcs_request_retries": {"max_retries": 4},
+            }
+        )
+        spec: Any = self.url
+        if self.local is not None:
+            spec = {"driver": "file", "path": f"{self.local}/", "file_io_sync": False}
+        elif spec.startswith("{"):
+            spec = json.loads(spec)
+        store = ts.KvStore.open(spec, context=context).result(timeout=PATIENCE_S)
+        if store.path and not store.path.endswith("/"):
+            store.path += "/"
+        return store
+
+    # The three movements.
+
+    def read(self, key: PageKey, done: Callable[[Outcome, bytes | None], None]) -> None:
+        """Fetches a record; `done(outcome, record)` is called exactly once, in a thread of the store's or in this one,
+        with the record only if the outcome is OK. The record has not been checked: `record.unpack` does that.
+
+        `done` should be quick, and must not raise or call `close`.
+        """
+
+        def complete(future: ts.Future) -> None:
+            outcome, record = Outcome.OK, None
+            try:
+                result = future.result()
+                if result.state == "value":
+                    record = result.value
+                else:
+                    outcome = Outcome.MISSING
+            except Exception as error:
+                outcome = classify(error)
+            self._end(done, outcome, record)
+
+        if not self._begin():
+            done(Outcome.CANCELLED, None)
+            return
+        try:
+            future = self._reads.read(page_name(key))
+        except Exception as error:
+            self._end(done, classify(error), None)
+        else:
+            future.add_done_callback(complete)
+
+    def write(self, key: PageKey, record: bytes, done: Callable[[Outcome], None]) -> None:
+        """Stores a record, in place of any that is there; `done(outcome)` as for `read`.
+
+        It starts only after the deletes called before it, and after earlier writes of the same key.
+        """
+        self._change(key, record, done)
+
+    def delete(self, key: PageKey, done: Callable[[Outcome], None]) -> None:
+        """Removes a record after earlier writes of the same key; what is absent is no error. `done` as for `read`."""
+        self._change(key, None, done)
+
+    def _change(self, key: PageKey, record: bytes | None, done: Callable[[Outcome], None]) -> None:
+        name, deletes = page_name(key), record is None
+        if self.read_only:
+            done(Outcome.DENIED)
+            return
+        if not self._begin():
+            done(Outcome.CANCELLED)
+            return
+
+        def end(outcome: Outcome) -> None:
+            self._order.finish(name, deletes=deletes)
+            self._end(done, outcome)
+
+        def complete(future: ts.Future) -> None:
+            try:
+                future.result()
+            except Exception as error:
+                outcome = classify(error)
+                # Only a read can miss: a write whose folder went away has simply failed.
+                end(Outcome.IO_ERROR if outcome is Outcome.MISSING else outcome)
+            else:
+                end(Outcome.OK)
+
+        def start() -> None:
+            if self._closed:
+                end(Outcome.CANCELLED)
+                return
+            try:
+                future = self._writes.write(name, record)
+            except Exception as error:
+                end(classify(error))
+            else:
+                future.add_done_callback(complete)
+
+        self._order.submit(name, start, deletes=deletes)
+
+    # What is there.
+
+    def list(self) -> Iterator[Stored]:
+        """All pages, in no order; those that go away meanwhile may be among them. Raises StoreError."""
+        for name in self._names():
+            key = parse_page_name(name)
+            if key is None:
+                continue
+            nbytes = None
+            if self.local is not None:
+                try:
+                    nbytes = (self.local / name).stat().st_size
+                except OSError:
+                    continue
+            yield Stored(key, nbytes)
+
+    def describe(self, namespace: bytes, fields: Mapping[str, str | int | float | bytes | None]) -> None:
+        """Leaves a note for people on what `namespace` is, unless there is one. A salt must not be among `fields`.
+
+        A failure is logged only: nothing depends on the note.
+        """
+        if self.read_only:
+            return
+        plain = {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
+        name = description_name(namespace)
+        try:
+            if self._get(name) is None:
+                self._put(name, json.dumps(plain, indent=1).encode())
+        except Exception as error:
+            _log.warning("disk cache %s: no description for a namespace: %s", self.url, _plain(error))
+
+    def description(self, namespace: bytes) -> dict[str, Any]:
+        """What `describe` left; empty if there is nothing, or nothing legible. Raises StoreError."""
+        with self._as_store_error():
+            raw = self._get(description_name(namespace))
+        try:
+            fields = json.loads(raw or b"{}")
+        except ValueError:
+            return {}
+        return fields if isinstance(fields, dict) else {}
+
+    def described(self) -> set[bytes]:
+        """The namespaces that have a description, with or without pages. Raises StoreError."""
+        return {found for name in self._names() if (found := parse_description_name(name)) is not None}
+
+    def forget(self, namespace: bytes) -> None:
+        """Removes a namespace's description, and folders of it that are empty. Raises StoreError."""
+        with self._as_store_error():
+            self._put(description_name(namespace), None)
+        if self.local is not None:
+            remove_empty_folders(self.local / ROOT / namespace.hex())
+
+    def forget_index(self) -> None:
+        """Removes what `save_index` kept. Raises StoreError."""
+        with self._as_store_error():
+            self._put(INDEX_NAME, None)
+
+    def save_index(self, snapshot: bytes) -> bool:
+        """Keeps what `DiskIndex.snapshot` gave; False if that failed, which costs nothing but the order of use."""
+        try:
+            if not self.read_only:
+                self._put(INDEX_NAME, snapshot)
+            return not self.read_only
+        except Exception as error:
+            _log.warning("disk cache %s: the index was not saved: %s", self.url, _plain(error))
+            return False
+
+    def load_index(self) -> bytes:
+        """What `save_index` kept; empty if there is none."""
+        try:
+            return self._get(INDEX_NAME) or b""
+        except Exception as error:
+            _log.warning("disk cache %s: the index was not read: %s", self.url, _plain(error))
+            return b""
+
+    def free_bytes(self) -> int | None:
+        """Bytes that the file system has left for us; None for stores that are no directory, or cannot be asked."""
+        if self.local is None:
+            return None
+        try:
+            return shutil.disk_usage(self.local).free
+        except OSError:
+            return None
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Refuses new movements (as cancelled) and waits for those called before; False if some have not ended.
+
+        Of these, the ones that have not started are cancelled; the others still call their `done` when they end.
+        """
+        with self._idle:
+            self._closing = True
+            drained = self._idle.wait_for(lambda: self._in_flight == 0, timeout)
+            self._closed = True
+        return drained
+
+    def _begin(self) -> bool:
+        with self._idle:
+            if self._closing:
+                return False
+            self._in_flight += 1
+            return True
+
+    def _end(self, done: Callable[..., None], *result: Any) -> None:
+        try:
+            done(*result)
+        except Exception:
+            _log.exception("disk cache %s: an error in the answer to a completed movement", self.url)
+        finally:
+            with self._idle:
+                self._in_flight -= 1
+                self._idle.notify_all()
+
+    def _names(self) -> list[str]:
+        # "0" follows "/": all names that start with the root.
+        everything = ts.KvStore.KeyRange(ROOT, ROOT.rstrip("/") + "0")
+        with self._as_store_error():
+            names = self._reads.list(everything).result(timeout=PATIENCE_S)
+        return [name.decode(errors="replace") for name in names]
+
+    def _get(self, name: str) -> bytes | None:
+        result = self._reads.read(name).result(timeout=PATIENCE_S)
+        return result.value if result.state == "value" else None
+
+    def _put(self, name: str, value: bytes | None) -> None:
+        self._writes.write(name, value).result(timeout=PATIENCE_S)
+
+    @contextlib.contextmanager
+    def _as_store_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            raise StoreError(f"disk cache {self.url}: {_plain(error)}") from error
+
+
+def classify(error: BaseException) -> Outcome:
+    """What an exception of tensorstore's means for a page: it carries an errno, or a status word, in its message."""
+    text = str(error)
+    if found := _ERRNO.search(text):
+        number = int(found[1])
+    else:
+        number = getattr(error, "errno", None) or 0
+    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return Outcome.NO_SPACE
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return Outcome.DENIED
+    if number == errno.ENOENT:
+        return Outcome.MISSING
+    if number:
+        return Outcome.IO_ERROR
+    status = text.partition(":")[0]
+    if status == "NOT_FOUND":
+        return Outcome.MISSING
+    if status in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
+        return Outcome.DENIED
+    if status == "CANCELLED":
+        return Outcome.CANCELLED
+    return Outcome.IO_ERROR
+
+
+def _plain(error: BaseException) -> str:
+    """One line for people: without tensorstore's status word, errno and source locations."""
+    if isinstance(error, TimeoutError):
+        return f"no answer within {PATIENCE_S:g} s"
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    text = re.sub(
+        r"\s*\[(?:os_error_code|source locations|tensorstore_spec)=.*", "", str(error), flags=re.DOTALL
+    )
+    return " ".join(re.sub(r"^[A-Z_]+: ", "", text).split())
