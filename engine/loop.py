@@ -48,8 +48,8 @@ class EngineLoop:
 
     @property
     def idle(self) -> bool:
-        """Nothing to run and nothing in flight."""
-        return not self._requests and not self._in_flight
+        """Nothing to run, nothing in flight, and nothing to move between the tiers."""
+        return not self._requests and not self._in_flight and not self._transfers.busy
 
     @property
     def request_ids(self) -> list[str]:
@@ -62,9 +62,10 @@ class EngineLoop:
             raise ValueError(f"request id {request.id!r} is in use")
         now = self._clock()
         request.arrival = now
+        self.expire()
         self._requests[request.id] = request
-        self.scheduler.add(request)
         self._transfers.start(request, now)
+        self.scheduler.add(request)
         self.stats.waiting = len(self.scheduler.waiting)
 
     def abort(self, request_id: str) -> None:
@@ -75,26 +76,33 @@ class EngineLoop:
             self._update_gauges()
 
     def step(self) -> bool:
-        """One turn: schedule and submit, look after transfers, collect and commit what is older.
+        """One turn: place what has arrived, schedule and submit, collect and commit what is older, send pages down.
 
         Returns False when there was nothing to do but wait.
         """
         started = self._clock()
         self._waited = 0.0
-        plan = self._schedule(started)
+        self.expire()
         self._transfers.poll(started)
+        plan = self._schedule(started)
         collects = len(self._in_flight) > (plan is not None)
         if collects:
             self._collect()
+        self._transfers.after_step(self._clock())
         self._update_gauges()
         self.stats.host_seconds += self._clock() - started - self._waited
         return plan is not None or collects
+
+    def expire(self) -> None:
+        """Drops pages whose time is over, where the eviction policy knows such a time."""
+        self._cache.tiers.expire(self._clock())
 
     def _schedule(self, now: float) -> StepPlan | None:
         plan = self.scheduler.plan(now)
         if plan is None:
             return None
         try:
+            self._transfers.before_step()
             self._executor.submit(plan)
         except Exception as error:
             self._fail(error)
@@ -117,6 +125,8 @@ class EngineLoop:
         self._in_flight.popleft()
         now = self._clock()
         self._waited = now - started
+        if plan.chunks:
+            self._transfers.prefilled(plan.num_tokens, now - self._busy_since, now)
         self.stats.device_busy_seconds += now - self._busy_since
         self._busy_since = now
         rows = [row for row in plan.rows if row.sample]
@@ -160,7 +170,6 @@ class EngineLoop:
 
     def _end(self, request: Request, reason: FinishReason, delta: Delta) -> None:
         del self._requests[request.id]
-        self._transfers.cancel(request)
         if request.text is not None:
             delta.text += request.text.flush()
         request.finish_reason = delta.finish_reason = reason

@@ -70,25 +70,71 @@ class Executor(Protocol):
 class Transfers(Protocol):
     """Movements of KV between the tiers. They proceed while steps run and are looked at between them."""
 
+    @property
+    def busy(self) -> bool:
+        """Something is under way, or owed, that wants to be looked after."""
+        ...
+
     def start(self, request: Request, now: float) -> None:
-        """On arrival: begins to bring up what the lower tiers hold of the request's prompt."""
+        """On arrival: notes which tier holds what of the prompt, and begins to bring up what the disk holds."""
         ...
 
     def poll(self, now: float) -> None:
-        """Observes what has finished and places it."""
+        """Before a step is planned: observes what has finished, and places it."""
         ...
 
     def ready(self, request: Request, now: float) -> bool:
-        """Whether the request's prefetch policy lets it be admitted now."""
+        """Whether the request's prefetch policy lets it take its pages now."""
         ...
 
-    def cancel(self, request: Request) -> None:
-        """The request has ended; its movements need not be waited for."""
+    def loadable(self, request: Request) -> bool:
+        """Whether the host has pages for the request that the device has not."""
+        ...
+
+    def load(self, request: Request) -> bool:
+        """The request has a lease, with room promised for all of its prompt: begins to fill it with what the host has.
+
+        False if there is nothing to wait for.
+        """
+        ...
+
+    def loaded(self, request: Request, now: float) -> bool:
+        """Whether that has come to its end; what has arrived is in the lease's shared pages then."""
+        ...
+
+    def unload(self, request: Request) -> None:
+        """The request gives its lease back before it was loaded."""
+        ...
+
+    def end(self, request: Request) -> None:
+        """The request has started or ended: nothing is waited for any more."""
+        ...
+
+    def before_step(self) -> None:
+        """A step is planned: what it may overwrite is saved now."""
+        ...
+
+    def after_step(self, now: float) -> None:
+        """Sends down what the write policy wants kept."""
+        ...
+
+    def prefilled(self, tokens: int, seconds: float, now: float) -> None:
+        """The device has computed so many prompt tokens in so much time."""
+        ...
+
+    def reset(self) -> set[int]:
+        """The device has lost its pages: nothing is held or waited for; returns the host rows that were not filled."""
+        ...
+
+    def check(self) -> None:
+        """Asserts the invariants, for tests."""
         ...
 
 
 class NoTransfers:
     """A cache of one tier: nothing ever moves."""
+
+    busy = False
 
     def start(self, request: Request, now: float) -> None:
         pass
@@ -99,5 +145,32 @@ class NoTransfers:
     def ready(self, request: Request, now: float) -> bool:
         return True
 
-    def cancel(self, request: Request) -> None:
+    def loadable(self, request: Request) -> bool:
+        return False
+
+    def load(self, request: Request) -> bool:
+        return False
+
+    def loaded(self, request: Request, now: float) -> bool:
+        return True
+
+    def unload(self, request: Request) -> None:
+        pass
+
+    def end(self, request: Request) -> None:
+        pass
+
+    def before_step(self) -> None:
+        pass
+
+    def after_step(self, now: float) -> None:
+        pass
+
+    def prefilled(self, tokens: int, seconds: float, now: float) -> None:
+        pass
+
+    def reset(self) -> set[int]:
+        return set()
+
+    def check(self) -> None:
         pass

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ..cache.manager import Lease
+from .prefetch_policy import PrefetchPolicy
 
 FinishReason = str
 """`stop` (end token or stop string), `length`, `abort`, or `error`."""
@@ -109,8 +110,12 @@ class Request:
     first_token: float | None = None
     finished_at: float | None = None
     finish_reason: FinishReason | None = None
+    prefetch: PrefetchPolicy | None = None
+    """How long to wait for the disk; None = as the engine does."""
+    found: tuple[int, int, int] = (0, 0, 0)
+    """How far the prompt was known at arrival, in tokens: on the device; on device or host; on any tier."""
     cached_tokens: int = 0
-    """Prompt tokens found in the cache at first admission; what usage reports."""
+    """Prompt tokens that were not computed for this request, up to its first retraction; what usage reports."""
     lease: Lease | None = None
     slot: int = -1
     """Row of the per-request device state while running; -1 otherwise."""
@@ -120,6 +125,22 @@ class Request:
     """Positions whose KV has been submitted to the device."""
     in_flight: int = 0
     """Sampled tokens not collected yet (0 or 1)."""
+
+    @property
+    def cached_by_tier(self) -> dict[str, int]:
+        """`cached_tokens` by where they were when the request arrived. What another request computed or brought up
+        meanwhile counts as found on the device."""
+        return self._by_tier(self.cached_tokens)
+
+    def add_hit(self, tokens: int) -> dict[str, int]:
+        """So many more prompt tokens need not be computed; returns them by tier."""
+        before = self.cached_by_tier
+        self.cached_tokens += tokens
+        return {tier: count - before[tier] for tier, count in self.cached_by_tier.items()}
+
+    def _by_tier(self, cached: int) -> dict[str, int]:
+        device, host, disk = (min(tokens, cached) for tokens in self.found)
+        return {"device": device + cached - disk, "host": host - device, "disk": disk - host}
 
     @property
     def num_output(self) -> int:

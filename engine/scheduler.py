@@ -1,7 +1,8 @@
 """Chooses what the next step computes: continuous batching with chunked prefill under a token budget.
 
-Pages change hands like this. A waiting request holds none. Admission opens a lease on what the cache has; each
-chunk and each decode grows it; pages of known tokens are committed to the tree the moment their step is planned,
+Pages change hands like this. A waiting request holds none, or, while its prefix is loaded from the host, has room
+promised for all of its prompt, so that waiting requests cannot block each other. Admission opens a lease on what the
+device has; each chunk and each decode grows it; pages of known tokens are committed to the tree the moment their step is planned,
 because the device runs steps in order. So a prefix that is being prefilled already is a hit for the next request,
 in the same step even, and is never computed twice. Pages that are given back while a step is in flight are safe
 for the same reason: whoever gets them next writes in a later step.
@@ -10,7 +11,7 @@ for the same reason: whoever gets them next writes in a later step.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..cache.manager import CacheManager, Lease
@@ -18,6 +19,9 @@ from .plan import Row, StepPlan, Transfers
 from .request import Request, Status
 from .schedule_policy import SchedulePolicy
 from .stats import EngineStats
+
+LOOK_AHEAD = 2
+"""Requests at the head of the queue that are loaded while there is no slot for them yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,8 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         """In order of admission; the last is the first to be retracted."""
+        self.loading: list[Request] = []
+        """Those of the waiting that hold a lease, which is being filled from the host; in order of their leases."""
         self._policy = policy
         self._transfers = transfers
         self._stats = stats
@@ -125,17 +131,22 @@ class Scheduler:
 
     def _admit(self, budget: int, now: float) -> list[Row]:
         rows: list[Row] = []
-        if budget <= 0 or not self._slots or not self.waiting or self._short_of_pages:
+        if not self.waiting or self._short_of_pages:
             return rows
-        for request in list(self._policy.order(list(self.waiting), self._match_length, now)):
+        order = self._policy.order(list(self.waiting), self._match_length, now)
+        if budget <= 0 or not self._slots:
+            self._load_ahead(order, now)
+            return rows
+        for request in list(order):
             if budget <= 0 or not self._slots:
                 break
             # The token of a retracted request may still be in flight; it must be known before its KV is recomputed.
-            if request.in_flight or not self._transfers.ready(request, now):
+            if request.in_flight or (request.lease is None and not self._transfers.ready(request, now)):
                 continue
-            if not self._open(request):
+            if request.lease is None and not self._open(request):
                 break
-            self.waiting.remove(request)
+            if not self._loaded(request, now):
+                continue
             self._start(request, now)
             row = self._plan_chunk(request, budget)
             if row is not None:
@@ -143,19 +154,42 @@ class Scheduler:
                 budget -= row.count
         return rows
 
+    def _load_ahead(self, order: Sequence[Request], now: float) -> None:
+        """Fills the time until a slot is free: the next requests' pages come up from the host meanwhile."""
+        for request in order[:LOOK_AHEAD]:
+            if request.in_flight or request.lease is not None or not self._transfers.ready(request, now):
+                continue
+            if self._transfers.loadable(request) and self._open(request):
+                self._loaded(request, now)
+
     def _open(self, request: Request) -> bool:
-        """Leases the cached prefix, if there is room for the rest beside what the running ones will still need."""
+        """Leases what the device has of the prefix, if there is room for the rest beside what others will still need."""
         lease = self.cache.open(request.namespace, request.tokens, len(request.tokens) - 1)
         needed = self._pages(len(request.tokens) + 1) - len(lease.pages)
-        promised = sum(self._pages(r.length + 1) - len(_lease(r).pages) for r in self.running)
-        if self.running and needed + promised > self.cache.available():
+        others = (*self.running, *self.loading)
+        promised = sum(self._pages(r.length + 1) - len(_lease(r).pages) for r in others)
+        if others and needed + promised > self.cache.available():
             self.cache.release(lease)
             return False
         request.lease = lease
         return True
 
+    def _loaded(self, request: Request, now: float) -> bool:
+        """Whether a request with a lease can start; begins to load what the host has for it."""
+        if request in self.loading:
+            if not self._transfers.loaded(request, now):
+                return False
+            self.loading.remove(request)
+            return True
+        if not self._transfers.load(request):
+            return True
+        self.loading.append(request)
+        return False
+
     def _start(self, request: Request, now: float) -> None:
         lease = _lease(request)
+        self.waiting.remove(request)
+        self._transfers.end(request)
         request.status = Status.RUNNING
         request.slot = self._slots.pop()
         request.residency += 1
@@ -169,17 +203,26 @@ class Scheduler:
     def _count_hit(self, request: Request, tokens: int) -> None:
         # What a retracted request finds of its own on its return is no hit.
         if request.residency == 1:
-            request.cached_tokens += tokens
-            self._stats.cached_tokens += tokens
+            self._stats.count_hit(request.add_hit(tokens))
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
         """Pages for `num_tokens` tokens, at the cost of the youngest requests; False if it was itself the youngest."""
         while not self.cache.grow(_lease(request), num_tokens):
+            if self.loading:
+                self._unload(self.loading[-1])
+                continue
             victim = self.running[-1]
             self._retract(victim)
             if victim is request:
                 return False
         return True
+
+    def _unload(self, request: Request) -> None:
+        """Takes a waiting request's pages away again."""
+        self.loading.remove(request)
+        self._transfers.unload(request)
+        self.cache.release(_lease(request))
+        request.lease = None
 
     def _retract(self, request: Request) -> None:
         """Sends a running request back to the head of the queue; the tree keeps its pages until they are needed."""
@@ -196,6 +239,9 @@ class Scheduler:
             self._leave(request)
         elif request.status is Status.WAITING:
             self.waiting.remove(request)
+            if request in self.loading:
+                self._unload(request)
+        self._transfers.end(request)
         request.status = Status.FINISHED
 
     def _leave(self, request: Request) -> None:
@@ -212,9 +258,12 @@ class Scheduler:
         self.cache.commit(_lease(request), request.tokens, min(request.num_computed, len(request.tokens)))
 
     def lose_device(self) -> list[Request]:
-        """After a fault took the device's pages: empties the cache; returns the running requests, now out of it."""
+        """After a fault took the device's pages: empties that tier; returns the running requests, now out of it."""
         lost, self.running = self.running, []
-        self.cache.reset()
+        self.cache.reset(self._transfers.reset())
+        for request in self.loading:
+            request.lease = None
+        self.loading.clear()
         for request in lost:
             self._slots.append(request.slot)
             request.slot, request.lease, request.status = -1, None, Status.FINISHED
@@ -226,7 +275,7 @@ class Scheduler:
     def check(self) -> None:
         """Asserts the invariants of scheduler and cache together; for tests, between steps."""
         running: Iterable[Request] = self.running
-        self.cache.check([_lease(r) for r in running])
+        self.cache.check([_lease(r) for r in (*running, *self.loading)])
         slots = [r.slot for r in self.running]
         assert sorted(slots + self._slots) == list(range(self.limits.max_num_seqs)), "slots do not add up"
         for r in self.running:
@@ -235,7 +284,9 @@ class Scheduler:
             assert len(_lease(r).pages) * self.cache.page_size >= r.num_computed, "KV without a page"
         for r in self.waiting:
             assert r.status is Status.WAITING
-            assert (r.lease, r.slot) == (None, -1), "a waiting request holds something"
+            assert r.slot == -1, "a waiting request has a slot"
+            assert (r.lease is not None) == (r in self.loading), "a waiting request holds something"
+        self._transfers.check()
 
     def _match_length(self, request: Request) -> int:
         return self.cache.match_length(request.namespace, request.tokens)

@@ -13,6 +13,10 @@ class EngineStats:
     """Prompt tokens of requests, counted once, at first admission: the cache's queries."""
     cached_tokens: int = 0
     """Those of them that were not computed for their request: the cache's hits."""
+    cached_by_tier: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("device", "host", "disk"), 0)
+    )
+    """The hits by where they were when their request arrived."""
     generated_tokens: int = 0
     computed_tokens: int = 0
     """Tokens that went through the model, recomputation after retractions included."""
@@ -41,3 +45,9 @@ class EngineStats:
     pages_evictable: int = 0
     pages_in_use: int = 0
     evicted_pages: int = 0
+
+    def count_hit(self, by_tier: dict[str, int]) -> None:
+        """So many prompt tokens need not be computed, by tier."""
+        for tier, tokens in by_tier.items():
+            self.cached_by_tier[tier] += tokens
+            self.cached_tokens += tokens

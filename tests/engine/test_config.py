@@ -50,6 +50,8 @@ def test_defaults_leave_the_choice_to_the_engine() -> None:
 def test_spellings_are_normalised() -> None:
     config = EngineConfig(model_path="demo", dtype="bfloat16", kv_cache_dtype="float32")
     assert (config.dtype, config.kv_cache_dtype) == ("bf16", "f32")
+    for spelling in ("fp8", "fp8_e4m3", "fp8_e4m3fn"):
+        assert EngineConfig(model_path="demo", kv_cache_dtype=spelling).kv_cache_dtype == "fp8"
 
 
 @pytest.mark.parametrize(
@@ -67,9 +69,10 @@ def test_device_cache_bytes(size: int | str, expected: int) -> None:
         ("model_path", " ", "give a directory"),
         ("dtype", "float16", "must be auto, f32 or bf16"),
         ("dtype", None, "must be auto, f32 or bf16"),
-        ("kv_cache_dtype", "fp8", "not available in this version"),
-        ("kv_cache_dtype", "fp8_e5m2", "not available in this version"),
-        ("kv_cache_dtype", "q4", "must be auto, f32 or bf16"),
+        ("dtype", "fp8", "must be auto, f32 or bf16"),
+        ("kv_cache_dtype", "fp8_e5m2", "there is no fp8_e5m2 KV; the 8-bit kind is fp8, which is e4m3"),
+        ("kv_cache_dtype", "int8", "there is no int8 KV"),
+        ("kv_cache_dtype", "q4", "must be auto, f32, bf16 or fp8"),
         ("page_size", 0, "at least 1"),
         ("page_size", 1.5, "at least 1"),
         ("max_num_seqs", -1, "at least 1"),
@@ -77,8 +80,8 @@ def test_device_cache_bytes(size: int | str, expected: int) -> None:
         ("max_num_batched_tokens", "12", "at least 1"),
         ("context_length", 0, "at least 1"),
         ("schedule_policy", "random", "must be fcfs or lpm"),
-        ("eviction_policy", "lfru", "must be lru or module:Class"),
-        ("eviction_policy", "mod:", "must be lru or module:Class"),
+        ("eviction_policy", "lfru", "must be lru, lfu, fifo, slru, s3fifo, gdsf, ttl or module:Class"),
+        ("eviction_policy", "mod:", "must be lru, lfu, fifo, slru, s3fifo, gdsf, ttl or module:Class"),
         ("device_cache_size", "0", "cannot be empty"),
         ("device_cache_size", "0%", "above 0%"),
         ("device_cache_size", "101%", "at most 100%"),

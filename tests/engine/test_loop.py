@@ -313,4 +313,4 @@ def test_transfers_end_with_their_requests_in_a_fault(quiet: pytest.LogCaptureFi
     rig.step()
     rig.device.collect_error = RuntimeError("lost")
     rig.run()
-    assert transfers.cancelled == ["a"]
+    assert transfers.ended == ["a"]

@@ -109,4 +109,4 @@ def _check_end(rig: Rig, transfers: FakeTransfers | None, requests: list[Request
         assert request.cached_tokens < request.num_prompt
     assert rig.loop.stats.cached_tokens == sum(request.cached_tokens for request in requests)
     if transfers is not None:
-        assert sorted(transfers.started) == sorted(transfers.cancelled) == sorted(r.id for r in requests)
+        assert sorted(transfers.started) == sorted(transfers.ended) == sorted(r.id for r in requests)

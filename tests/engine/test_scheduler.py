@@ -405,6 +405,6 @@ def test_a_request_waits_for_its_transfers_and_the_others_pass_it() -> None:
     rig.run()
     assert slow.first_scheduled is not None
     assert slow.first_scheduled >= 0.2
-    assert sorted(transfers.cancelled) == ["gone", "quick", "slow"]
+    assert sorted(transfers.ended) == ["gone", "quick", "slow"]
     assert transfers.polls > 150, "they are polled while nothing runs, too"
     rig.expect_solo(slow)

@@ -11,11 +11,11 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tierax.cache.manager import CacheManager
 from tierax.engine.loop import EngineLoop
-from tierax.engine.plan import Row, Sampled, StepPlan, Transfers
+from tierax.engine.plan import NoTransfers, Row, Sampled, StepPlan, Transfers
 from tierax.engine.request import Delta, OutputText, Request, SamplingParams, Status
 from tierax.engine.schedule_policy import FCFS, SchedulePolicy
 from tierax.engine.scheduler import Limits
@@ -149,6 +149,18 @@ class FakeExecutor:
         rows = [row for plan in self.plans for row in plan.rows if row.request is request]
         return [position for row in rows for position in range(row.start, row.start + row.count)]
 
+    def read_page(self, page: int) -> list[Cell | None]:
+        """What a page holds after all steps submitted so far."""
+        return [self._cells.get((page, offset)) for offset in range(self.page_size)]
+
+    def write_page(self, page: int, cells: Sequence[Cell | None]) -> None:
+        """Puts a copy of a page's contents into place, before the next step."""
+        for offset, cell in enumerate(cells):
+            if cell is None:
+                self._cells.pop((page, offset), None)
+            else:
+                self._cells[page, offset] = cell
+
     def _check_plan(self, plan: StepPlan) -> None:
         assert plan.rows, "an empty plan"
         assert all(row.count > 1 for row in plan.chunks), "a chunk of one token"
@@ -204,13 +216,13 @@ class FakeExecutor:
         return Sampled(token, -1.0, ((token, -1.0),))
 
 
-class FakeTransfers:
+class FakeTransfers(NoTransfers):
     """Implements `plan.Transfers`: a request is ready once the clock has passed its time in `ready_at`."""
 
     def __init__(self) -> None:
         self.ready_at: dict[str, float] = {}
         self.started: list[str] = []
-        self.cancelled: list[str] = []
+        self.ended: list[str] = []
         self.polls = 0
 
     def start(self, request: Request, now: float) -> None:
@@ -222,8 +234,9 @@ class FakeTransfers:
     def ready(self, request: Request, now: float) -> bool:
         return now >= self.ready_at.get(request.id, 0.0)
 
-    def cancel(self, request: Request) -> None:
-        self.cancelled.append(request.id)
+    def end(self, request: Request) -> None:
+        if request.id not in self.ended:
+            self.ended.append(request.id)
 
 
 class Rig:
@@ -240,10 +253,13 @@ class Rig:
         transfers: Transfers | None = None,
         enabled: bool = True,
         model: Model = hash_model,
+        clock: ManualClock | None = None,
+        **cache: Any,
     ) -> None:
-        self.clock = ManualClock()
-        self.cache = CacheManager(pages, page_size, enabled=enabled)
+        self.clock = clock or ManualClock()
+        self.cache = CacheManager(pages, page_size, enabled=enabled, clock=self.clock, **cache)
         self.device = FakeExecutor(pages, page_size, self.clock, model=model)
+        transfers = self.transfers(transfers)
         self.loop = EngineLoop(
             self.cache,
             self.device,
@@ -255,6 +271,10 @@ class Rig:
         self.deltas: dict[str, list[Delta]] = {}
         self.budget = budget
         self._model = model
+
+    def transfers(self, given: Transfers | None) -> Transfers | None:
+        """The loop's transfers; overridden where there are tiers."""
+        return given
 
     def request(
         self,
@@ -302,7 +322,7 @@ class Rig:
         for count in range(most_steps):
             if self.loop.idle:
                 self.cache.check()
-                assert self.cache.in_use == 0
+                assert self.cache.in_use == self.cache.host.in_use == 0
                 return count
             if not self.step():
                 self.clock.advance(0.001)

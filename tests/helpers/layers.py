@@ -13,7 +13,7 @@ JAX = frozenset({"jax", "jaxlib", "flax", "optax", "orbax", "chex"})
 PURE_ENGINE = tuple(
     f"engine.{name}"
     for name in (
-        *("request", "plan", "schedule*", "scheduler", "loop", "stats", "config", "version"),
+        *("request", "plan", "prefetch", "prefetch_policy", "tier_transfers", "schedule*", "scheduler", "loop", "stats", "config", "version"),
         *("validate", "text", "tokenizer*", "chat_template", "template_sandbox"),
     )
 )
@@ -37,7 +37,7 @@ def _under(*packages: str) -> tuple[str, ...]:
     return tuple(pattern for package in packages for pattern in (package, f"{package}.*"))
 
 
-PURE_CACHE = Rule("cache*", _under("cache"), frozenset({"numpy", "tensorstore"}))
+PURE_CACHE = Rule("cache*", _under("cache"), frozenset({"numpy", "tensorstore", "xxhash"}))
 RULES = (
     Rule("pallas_kernels*", _under("pallas_kernels"), frozenset({"jax"})),
     Rule("cache.device_pool", _under("cache", "pallas_kernels"), frozenset({"numpy", "tensorstore", "jax"})),
@@ -51,6 +51,8 @@ RULES = (
     # checkers find in their homes only (a folder's parent is not the package on disk).
     Rule("bench.radix", ("", *_under("bench", "cache"))),
     Rule("bench.bare_step", ("", *_under("bench", "engine", "cache"))),
+    Rule("bench.perplexity", ("", *_under("bench", "engine", "models", "pallas_kernels"))),
+    Rule("bench.cache_engine", ("", *_under("bench", "engine"), "cache.radix_tree")),
     Rule("bench.peers*", ("", *_under("bench"), "models.source")),
     Rule("bench*", ("", "engine.llm", "engine.request", "engine.config", *_under("bench", "serving"))),
     Rule("cli*", ("*",)),

@@ -1,0 +1,57 @@
+"""Measured rates, for choosing between loading a page and computing it again."""
+
+from __future__ import annotations
+
+
+class Rate:
+    """Amount per second, of late: old measurements lose half of their weight with every `memory` seconds of new ones."""
+
+    def __init__(self, memory: float = 2.0) -> None:
+        self._memory = memory
+        self._amount = 0.0
+        self._seconds = 0.0
+        self.measured_at: float | None = None
+
+    def measure(self, amount: float, seconds: float, now: float) -> None:
+        """`amount` took `seconds`, and was seen to be done at `now`."""
+        if seconds <= 0 or amount <= 0:
+            return
+        keep = 0.5 ** (seconds / self._memory)
+        self._amount = self._amount * keep + amount
+        self._seconds = self._seconds * keep + seconds
+        self.measured_at = now
+
+    @property
+    def per_second(self) -> float | None:
+        """None until something was measured."""
+        return self._amount / self._seconds if self._seconds > 0 else None
+
+    def seconds_for(self, amount: float) -> float | None:
+        """How long `amount` should take; None if nothing is known."""
+        return amount * self._seconds / self._amount if self._amount > 0 else None
+
+
+class LoadOrRecompute:
+    """Says whether reading from the disk is expected to be faster than prefilling the same tokens.
+
+    What was slow once is tried again after `retry` seconds, since only a load can tell that loads are fast again.
+    """
+
+    def __init__(self, retry: float = 10.0) -> None:
+        self.prefill = Rate()
+        """Tokens per second."""
+        self.read = Rate()
+        """Bytes per second, disk to host."""
+        self.declined = 0
+        """Loads that were not made."""
+        self._retry = retry
+
+    def worth_reading(self, num_bytes: int, num_tokens: int, now: float) -> bool:
+        load, compute = self.read.seconds_for(num_bytes), self.prefill.seconds_for(num_tokens)
+        if load is None or compute is None or load <= compute:
+            return True
+        assert self.read.measured_at is not None
+        if now - self.read.measured_at >= self._retry:
+            return True
+        self.declined += 1
+        return False

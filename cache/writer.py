@@ -1,0 +1,218 @@
+"""Sends pages down: device to host by the write policy, and host to disk whatever enters the host.
+
+A page on its way to the disk is held on the host until its write has been acknowledged. Writes in flight are bounded;
+what exceeds the bound stays noted, and goes when there is room again, if it is still there then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .disk.index import DiskIndex
+from .manager import CacheManager, Hold
+from .moves import Move, Mover, Outcome
+from .page_keys import PageKey
+from .radix_tree import HOST, Node
+
+PAUSE = 5.0
+"""Seconds without writes after one has failed: a full or broken disk is not asked again for every page."""
+MOST_NOTED = 65_536
+"""Nodes that may wait for a write; beyond them the oldest are forgotten."""
+
+
+@dataclass(slots=True)
+class WriterStats:
+    """Counters since the start; they only grow."""
+
+    saved_pages: int = 0
+    """Device to host."""
+    save_failures: int = 0
+    written_pages: int = 0
+    """Host to disk, acknowledged."""
+    failed_pages: dict[str, int] = field(default_factory=dict)
+    """Writes that failed, by outcome."""
+    paused: int = 0
+    """Times that writing paused after a failure."""
+
+
+@dataclass(slots=True, eq=False)
+class _Write:
+    keys: list[PageKey]
+    hold: Hold
+    open: set[int]
+
+
+class Writer:
+    """The downward half of the transfers. `index` is None without a disk."""
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        mover: Mover,
+        index: DiskIndex | None,
+        *,
+        record_bytes: int,
+        max_bytes_in_flight: int = 256 << 20,
+        free_bytes: Callable[[], int | None] = lambda: None,
+        free_floor: int = 0,
+    ) -> None:
+        """`record_bytes`: a page on the disk, header included. `free_floor`: bytes of the file system that stay free."""
+        self.stats = WriterStats()
+        self._cache = cache
+        self._mover = mover
+        self._index = index
+        self._record_bytes = record_bytes
+        # Half of the host stays for others, however slow the disk is.
+        self._most_pages = max(min(max_bytes_in_flight // record_bytes, cache.host.num_pages // 2), 1)
+        self._free_bytes = free_bytes
+        self._free_floor = free_floor
+        self._saves: dict[Move, list[int]] = {}
+        self._writes: dict[Move, _Write] = {}
+        self._pages_in_flight = 0
+        self._unfilled: set[int] = set()
+        """Host rows in the tree that a failed save has not reached."""
+        self._paused_until = float("-inf")
+        if index is not None:
+            cache.tiers.unwritten = {}
+
+    def busy(self, now: float) -> bool:
+        noted = self._cache.tiers.unwritten and now >= self._paused_until
+        return bool(self._saves or self._writes or self._cache.tiers.saves or noted)
+
+    def save_evicted(self) -> None:
+        """Orders the copies that are owed, before a step overwrites their sources."""
+        saves = self._cache.take_saves()
+        if saves:
+            rows = [row for save in saves for row in save.rows]
+            self._saves[self._mover.save([page for save in saves for page in save.pages], rows)] = rows
+
+    def push(self, now: float) -> None:
+        """Saves what the write policy wants on the host, and writes what the disk has not."""
+        tiers = self._cache.tiers
+        if self._unfilled:
+            tiers.drop_rows(self._unfilled)
+        for node in list(tiers.unsaved):
+            # Making room for one may have taken another out.
+            if node in tiers.unsaved:
+                if not tiers.save(node):
+                    break
+                tiers.unsaved.pop(node, None)
+        self.save_evicted()
+        if self._index is not None:
+            self._mover.delete(self._index.expire(now))
+            self._write_noted(now)
+
+    def observe_save(self, move: Move) -> None:
+        rows = self._saves.pop(move, None)
+        if rows is None or not move.done:
+            return
+        bad = {row for row, outcome in zip(rows, move.outcomes, strict=True) if outcome is not Outcome.OK}
+        self.stats.saved_pages += len(rows) - len(bad)
+        self.stats.save_failures += len(bad)
+        self._unfilled |= bad
+
+    def observe_write(self, move: Move, now: float) -> None:
+        """Takes the news of a write: every page once."""
+        assert self._index is not None
+        write = self._writes[move]
+        failed = False
+        for at in list(write.open):
+            outcome = move.outcomes[at]
+            if outcome is None:
+                continue
+            write.open.discard(at)
+            self._pages_in_flight -= 1
+            if outcome is Outcome.OK:
+                self._index.stored(write.keys[at])
+                self.stats.written_pages += 1
+            else:
+                failed = True
+                self._mover.delete(self._index.failed(write.keys[at]))
+                self.stats.failed_pages[outcome.value] = self.stats.failed_pages.get(outcome.value, 0) + 1
+        if failed:
+            self._pause(now)
+            self._note_again(write.hold)
+        if not write.open:
+            del self._writes[move]
+            if write.hold.node is not None:
+                self._cache.drop(write.hold)
+
+    def reset(self) -> None:
+        """The device was lost, and with it every hold. Writes that are under way are still seen to their end."""
+        self._saves.clear()
+        self._unfilled.clear()
+
+    def bad_page(self, key: PageKey) -> None:
+        """The disk has lost or spoilt a page: it goes, and so does what hangs below it."""
+        if self._index is not None:
+            self._mover.delete([key, *self._index.remove(key, "corrupt")])
+
+    def _write_noted(self, now: float) -> None:
+        noted = self._cache.tiers.unwritten
+        assert noted is not None
+        while len(noted) > MOST_NOTED:
+            del noted[next(iter(noted))]
+        if now < self._paused_until or not noted or not self._has_space(now):
+            return
+        for node in list(noted):
+            if self._pages_in_flight >= self._most_pages:
+                break
+            if node in noted:
+                del noted[node]
+                if not self._write(node):
+                    noted[node] = None
+
+    def _write(self, node: Node) -> bool:
+        """Writes what the disk lacks of a path and the host has, heads first; False if some of it has to wait.
+
+        What is stored already counts as used.
+        """
+        index = self._index
+        assert index is not None
+        path = node.path()[1:]
+        keys = [key for step in path for key in step.names(0, step.size)]
+        use = self._cache.tiers.use()
+        stored = index.match(keys)
+        index.touch(keys[:stored], use)
+        on_host = sum(len(step.runs[HOST].pages) for step in path)
+        wanted: list[int] = []
+        complete = True
+        for page in range(stored, on_host):
+            if keys[page] in index:
+                continue
+            if self._pages_in_flight + len(wanted) >= self._most_pages:
+                complete = False
+                break
+            victims = index.reserve(keys[page], self._record_bytes, use)
+            if victims is None:
+                break
+            self._mover.delete(victims)
+            wanted.append(page)
+        if wanted:
+            hold = self._cache.hold_down_to(node)
+            rows = self._cache.rows(hold, 0, on_host)
+            names = [keys[page] for page in wanted]
+            move = self._mover.write(names, [rows[page] for page in wanted])
+            self._writes[move] = _Write(names, hold, set(range(len(names))))
+            self._pages_in_flight += len(names)
+        return complete
+
+    def _has_space(self, now: float) -> bool:
+        free = self._free_bytes() if self._index is not None else None
+        if self._index is None or free is None:
+            return True
+        self._mover.delete(self._index.keep_free(free, self._free_floor))
+        if free >= self._free_floor:
+            return True
+        self._pause(now)
+        return False
+
+    def _pause(self, now: float) -> None:
+        self.stats.paused += 1
+        self._paused_until = now + PAUSE
+
+    def _note_again(self, hold: Hold) -> None:
+        noted = self._cache.tiers.unwritten
+        if hold.node is not None and hold.node.parent is not None and noted is not None:
+            noted[hold.node] = None

@@ -1,0 +1,381 @@
+"""Brings up what lower tiers hold of a waiting request's prompt: disk to host on arrival, host to device with a lease.
+
+A request on its way through the tiers:
+
+    start    notes what is where; holds its host pages; reads what the disk has beyond them, all at once
+    ready    its policy says when the wait for the disk is over: whatever has arrived by then is used
+    load     with a lease: the host's pages are copied to device pages of the lease
+    loaded   they are in the tree, and the request can start
+
+Reads are single-flight: what another request is reading already is waited for, not read again; so are loads. A read
+whose request has gone is still placed when it arrives.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..cache.disk.index import DiskIndex
+from ..cache.manager import CacheManager, Hold, Lease
+from ..cache.moves import Move, Mover, Outcome
+from ..cache.page_keys import PageKey
+from ..cache.rates import LoadOrRecompute
+from .prefetch_policy import PrefetchPolicy
+from .request import Request
+
+
+@dataclass(slots=True)
+class PrefetchStats:
+    """Counters since the start; they only grow."""
+
+    disk_queries: int = 0
+    """Pages that neither device nor host had when a request came."""
+    disk_hits: int = 0
+    """Those of them that the disk had."""
+    declined_pages: int = 0
+    """Pages on the disk that were computed again since reading them was expected to take longer."""
+    timed_out: int = 0
+    """Requests that started before all of their prefix had arrived."""
+    no_room_pages: int = 0
+    """Pages on the disk for which the host had no room while their request waited."""
+    failed_pages: dict[str, int] = field(default_factory=dict)
+    """Pages that could not be read, by outcome."""
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """A prompt's way from the disk to the host: pages `[hold.num_pages, target)` are still to come."""
+
+    namespace: bytes
+    tokens: array[int]
+    hold: Hold | None
+    """None once the request has gone on without what is still being read."""
+    next: int
+    """The next page to ask for; those before it are on the host, being read, or arrived."""
+    target: int
+    deadline: float
+    keys: list[PageKey]
+    """Of all pages up to `target`."""
+    reading: int = 0
+    """Pages of its own that are being read."""
+    arrived: dict[int, int] = field(default_factory=dict)
+    """Page -> host row with its contents, until its place is reached."""
+    failed: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class _Read:
+    wait: _Wait
+    first: int
+    rows: list[int]
+    seen: int = 0
+    """Outcomes looked at; they may come in any order, so each is taken once."""
+    open: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True, eq=False)
+class _Load:
+    """A copy from host to device, or the wait for another request's copy of the same pages."""
+
+    hold: Hold
+    first: int
+    last: int
+    rows: list[int]
+    move: Move | None
+    after: _Load | None = None
+    deadline: float | None = None
+
+    @property
+    def done(self) -> bool:
+        return self.move is None or self.move.done
+
+
+class Prefetcher:
+    """The upward half of the transfers. `index` is None without a disk."""
+
+    def __init__(
+        self,
+        cache: CacheManager,
+        mover: Mover,
+        index: DiskIndex | None,
+        *,
+        page_bytes: int,
+        policy: PrefetchPolicy,
+        max_wait: float,
+        on_arrival: bool = True,
+    ) -> None:
+        """`on_arrival`: reads begin when a request comes, else only when its turn has come."""
+        self.stats = PrefetchStats()
+        self.choice = LoadOrRecompute()
+        self._cache = cache
+        self._mover = mover
+        self._index = index
+        self._on_arrival = on_arrival
+        self._page_bytes = page_bytes
+        self._policy = policy
+        self._max_wait = max_wait
+        self._late: set[Request] = set()
+        """Requests that read when it is their turn."""
+        self._waits: dict[Request, _Wait] = {}
+        self._reads: dict[Move, _Read] = {}
+        self._reading: dict[bytes, None] = {}
+        """Keys of the pages that are being read, or have arrived and await their place."""
+        self._loads: dict[Request, _Load] = {}
+        self.on_bad_page: Callable[[PageKey], None] = lambda _: None
+        """Told of a page that the disk has lost or spoilt."""
+        self.order_saves: Callable[[], None] = lambda: None
+        """Orders the copies to the host that are owed; the mover must know of them before it hears of their rows."""
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._reads or self._loads)
+
+    # Disk to host.
+
+    def start(self, request: Request, now: float) -> None:
+        cache, size = self._cache, self._cache.page_size
+        most = (len(request.tokens) - 1) // size
+        match = cache.match(request.namespace, request.tokens, most * size)
+        names: list[PageKey] = []
+        on_disk = 0
+        if self._index is not None and cache.enabled and match.pages < most:
+            names = cache.page_names(request.namespace, request.tokens, most)
+            on_disk = self._index.match(names[match.pages :])
+            self.stats.disk_queries += most - match.pages
+            self.stats.disk_hits += on_disk
+        request.found = (match.device * size, match.pages * size, (match.pages + on_disk) * size)
+        if self._on_arrival or not on_disk:
+            self._bring_up(request, names[: match.pages + on_disk], now)
+        else:
+            self._late.add(request)
+
+    def ready(self, request: Request, now: float) -> bool:
+        if request in self._late:
+            self._late.discard(request)
+            size = self._cache.page_size
+            names = self._cache.page_names(request.namespace, request.tokens, request.found[2] // size)
+            self._bring_up(request, names, now)
+        wait = self._waits.get(request)
+        return wait is None or _hold(wait).num_pages >= wait.target or now >= wait.deadline
+
+    def _bring_up(self, request: Request, names: list[PageKey], now: float) -> None:
+        """Holds what the host has of the prompt, and reads what the disk has beyond it, up to the last of `names`."""
+        cache, size = self._cache, self._cache.page_size
+        limit = len(request.tokens) - 1
+        match = cache.match(request.namespace, request.tokens, limit)
+        on_disk = max(len(names) - match.pages, 0)
+        if on_disk and not self.choice.worth_reading(on_disk * self._page_bytes, on_disk * size, now):
+            self.stats.declined_pages += on_disk
+            on_disk = 0
+        if not on_disk and match.host <= match.device:
+            return
+        hold = cache.hold(request.namespace, request.tokens, limit, save=on_disk > 0)
+        patience = (request.prefetch or self._policy).patience
+        wait = self._waits[request] = _Wait(
+            namespace=request.namespace,
+            tokens=request.tokens,
+            hold=hold,
+            next=hold.num_pages,
+            target=len(names) if on_disk and hold.num_pages >= match.pages else hold.num_pages,
+            deadline=now + min(patience, self._max_wait),
+            keys=names,
+        )
+        self._issue(wait)
+
+    def end(self, request: Request) -> None:
+        self._late.discard(request)
+        wait = self._waits.pop(request, None)
+        if wait is not None and wait.hold is not None:
+            missing = wait.target - wait.hold.num_pages
+            if missing > 0:
+                self.stats.timed_out += 1
+                self.stats.no_room_pages += wait.target - wait.next
+            self._cache.drop(wait.hold)
+            wait.hold = None
+            wait.target = min(wait.target, wait.next)
+            if not wait.reading:
+                self._give_up(wait)
+        self.unload(request)
+
+    def poll(self) -> None:
+        """Places what has arrived, and asks for more where there was no room before."""
+        for wait in self._waits.values():
+            self._advance(wait)
+            self._issue(wait)
+
+    def observe_read(self, move: Move, now: float) -> None:
+        """Takes the news of a read: every page once."""
+        read = self._reads[move]
+        wait = read.wait
+        for at in list(read.open):
+            outcome = move.outcomes[at]
+            if outcome is None:
+                continue
+            read.open.discard(at)
+            wait.reading -= 1
+            page = read.first + at
+            if outcome is Outcome.OK:
+                wait.arrived[page] = read.rows[at]
+            else:
+                self._fail(wait, page, read.rows[at], outcome)
+        if not read.open:
+            del self._reads[move]
+            self.choice.read.measure(move.good * self._page_bytes, move.seconds, now)
+        if wait.hold is None:
+            # Nobody waits for it; but it may be of use to the next one.
+            self._advance(wait)
+            if not wait.reading:
+                self._give_up(wait)
+
+    def _issue(self, wait: _Wait) -> None:
+        """Asks for the pages that nobody reads yet, as many as the host has room for."""
+        if self._index is None or wait.hold is None:
+            return
+        while wait.next < wait.target and wait.keys[wait.next].key in self._reading:
+            wait.next += 1
+        if wait.next >= wait.target:
+            return
+        rows = self._cache.take_rows(wait.target - wait.next)
+        if not rows:
+            return
+        self.order_saves()
+        first, wait.next = wait.next, wait.next + len(rows)
+        keys = wait.keys[first : wait.next]
+        self._index.lock(keys)
+        self._reading.update((key.key, None) for key in keys)
+        wait.reading += len(rows)
+        self._reads[self._mover.read(keys, rows)] = _Read(wait, first, rows, open=set(range(len(rows))))
+
+    def _advance(self, wait: _Wait) -> None:
+        """Puts what has arrived into the tree, heads first; what others brought counts too."""
+        cache, size = self._cache, self._cache.page_size
+        hold = wait.hold or cache.hold(wait.namespace, wait.tokens, wait.target * size)
+        while True:
+            cache.extend_hold(hold, wait.tokens, wait.target * size)
+            at = hold.num_pages
+            rows = []
+            while at + len(rows) < wait.target and (row := wait.arrived.get(at + len(rows))) is not None:
+                rows.append(row)
+            if not rows:
+                break
+            for page in range(at, at + len(rows)):
+                self._forget(wait, page)
+            cache.place(hold, wait.tokens, rows)
+        for page in [page for page in wait.arrived if page < hold.num_pages]:
+            cache.give_rows([wait.arrived[page]])
+            self._forget(wait, page)
+        if at < wait.target and self._lost(wait, at):
+            wait.target = at
+            if not wait.reading:
+                self._give_up(wait)
+        if wait.hold is None:
+            cache.drop(hold)
+
+    def _lost(self, wait: _Wait, page: int) -> bool:
+        """Whether nobody will bring the page any more."""
+        return page in wait.failed or (page < wait.next and wait.keys[page].key not in self._reading)
+
+    def _fail(self, wait: _Wait, page: int, row: int, outcome: Outcome) -> None:
+        self._cache.give_rows([row])
+        wait.failed.add(page)
+        self._forget(wait, page)
+        self.stats.failed_pages[outcome.value] = self.stats.failed_pages.get(outcome.value, 0) + 1
+        if outcome in (Outcome.CORRUPT, Outcome.MISSING):
+            self.on_bad_page(wait.keys[page])
+
+    def _forget(self, wait: _Wait, page: int) -> None:
+        """The page is no longer on its way."""
+        wait.arrived.pop(page, None)
+        key = wait.keys[page]
+        self._reading.pop(key.key, None)
+        if self._index is not None:
+            self._index.unlock([key])
+
+    def _give_up(self, wait: _Wait) -> None:
+        """Frees what has arrived, but has no place."""
+        for page, row in list(wait.arrived.items()):
+            self._cache.give_rows([row])
+            self._forget(wait, page)
+
+    # Host to device.
+
+    def loadable(self, request: Request) -> bool:
+        match = self._cache.match(request.namespace, request.tokens, len(request.tokens) - 1)
+        return match.host > match.device
+
+    def load(self, request: Request) -> bool:
+        cache, lease, size = self._cache, request.lease, self._cache.page_size
+        assert lease is not None
+        hold = cache.hold(request.namespace, request.tokens, len(request.tokens) - 1)
+        first, last = lease.num_shared, hold.num_pages
+        rows = cache.rows(hold, first, last)
+        other = next((load for load in self._loads.values() if rows and rows[0] in load.rows), None)
+        if other is not None and not other.done:
+            self._loads[request] = _Load(hold, first, first, [], None, other)
+            return True
+        if not rows or not cache.grow(lease, last * size):
+            cache.drop(hold)
+            return False
+        self.order_saves()
+        move = self._mover.load(rows, lease.pages[first:last])
+        self._loads[request] = _Load(hold, first, last, rows, move)
+        return True
+
+    def loaded(self, request: Request, now: float) -> bool:
+        load = self._loads[request]
+        if load.deadline is None:
+            load.deadline = (request.arrival if request.residency == 0 else now) + self._max_wait
+        late = now >= load.deadline
+        if load.after is not None:
+            if not (load.after.done or late):
+                return False
+            self.unload(request)
+            self._cache.extend(_lease(request), request.tokens, len(request.tokens) - 1)
+            return late or not self.load(request)
+        assert load.move is not None
+        if not (load.move.done or late):
+            return False
+        arrived = load.first + load.move.good
+        self.unload(request)
+        if arrived > load.first:
+            self._cache.commit(_lease(request), request.tokens, arrived * self._cache.page_size)
+        return True
+
+    def unload(self, request: Request) -> None:
+        """Wants no load any more: what has not reached the device yet will not."""
+        load = self._loads.pop(request, None)
+        if load is not None:
+            if load.move is not None and not load.move.done:
+                self._mover.cancel(load.move)
+            self._cache.drop(load.hold)
+
+    def reset(self) -> None:
+        """The device was lost, and with it every hold: no request waits for anything. Reads that are under way are
+        still seen to their end."""
+        for wait in self._waits.values():
+            wait.hold = None
+            wait.target = min(wait.target, wait.next)
+            if not wait.reading:
+                self._give_up(wait)
+        self._waits.clear()
+        self._late.clear()
+        self._loads.clear()
+
+    def check(self) -> None:
+        """Asserts that every row in hand is accounted for."""
+        waits = {id(wait): wait for wait in (*self._waits.values(), *(r.wait for r in self._reads.values()))}
+        rows = [row for wait in waits.values() for row in wait.arrived.values()]
+        rows += [read.rows[at] for read in self._reads.values() for at in read.open]
+        assert sorted(rows) == sorted(self._cache.rows_in_hand), "rows in hand that nobody accounts for"
+
+
+def _hold(wait: _Wait) -> Hold:
+    assert wait.hold is not None, "nobody waits for it"
+    return wait.hold
+
+
+def _lease(request: Request) -> Lease:
+    assert request.lease is not None, "the request holds no lease"
+    return request.lease

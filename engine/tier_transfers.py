@@ -1,0 +1,74 @@
+"""The movements between three tiers, as the loop drives them: `Prefetcher` upwards, `Writer` downwards, one mover."""
+
+from __future__ import annotations
+
+from ..cache.moves import Mover
+from ..cache.writer import Writer
+from .prefetch import Prefetcher
+from .request import Request
+
+
+class TierTransfers:
+    """Implements `plan.Transfers`."""
+
+    def __init__(self, mover: Mover, prefetcher: Prefetcher, writer: Writer) -> None:
+        self.mover = mover
+        self.prefetcher = prefetcher
+        self.writer = writer
+        self._now = 0.0
+        prefetcher.on_bad_page = writer.bad_page
+        prefetcher.order_saves = writer.save_evicted
+
+    @property
+    def busy(self) -> bool:
+        return self.prefetcher.busy or self.writer.busy(self._now)
+
+    def start(self, request: Request, now: float) -> None:
+        self.prefetcher.start(request, now)
+
+    def poll(self, now: float) -> None:
+        self._now = now
+        for move in self.mover.poll(now):
+            if move.kind == "read":
+                self.prefetcher.observe_read(move, now)
+            elif move.kind == "write":
+                self.writer.observe_write(move, now)
+            elif move.kind == "save":
+                self.writer.observe_save(move)
+        self.prefetcher.poll()
+
+    def ready(self, request: Request, now: float) -> bool:
+        return self.prefetcher.ready(request, now)
+
+    def loadable(self, request: Request) -> bool:
+        return self.prefetcher.loadable(request)
+
+    def load(self, request: Request) -> bool:
+        return self.prefetcher.load(request)
+
+    def loaded(self, request: Request, now: float) -> bool:
+        return self.prefetcher.loaded(request, now)
+
+    def unload(self, request: Request) -> None:
+        self.prefetcher.unload(request)
+
+    def end(self, request: Request) -> None:
+        self.prefetcher.end(request)
+
+    def before_step(self) -> None:
+        self.writer.save_evicted()
+
+    def after_step(self, now: float) -> None:
+        self._now = now
+        self.writer.push(now)
+
+    def prefilled(self, tokens: int, seconds: float, now: float) -> None:
+        self.prefetcher.choice.prefill.measure(tokens, seconds, now)
+
+    def reset(self) -> set[int]:
+        self.prefetcher.reset()
+        self.writer.reset()
+        return self.mover.reset()
+
+    def check(self) -> None:
+        self.prefetcher.check()

@@ -1,0 +1,177 @@
+"""A page store in which things go wrong on demand; otherwise it is the real one."""
+
+from __future__ import annotations
+
+import enum
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from tierax.cache.disk.store import PageStore
+from tierax.cache.moves import Outcome
+from tierax.cache.page_keys import PageKey
+
+
+class Fault(enum.Enum):
+    EIO = "an I/O error"
+    NO_SPACE = "no space left"
+    DENIED = "permission denied"
+    VANISHED = "no such record"
+    SHORT = "10 bytes are missing at the end"
+    FLIPPED = "one bit is not what it was"
+    STALLED = "no answer until heal() or release()"
+
+
+_OUTCOMES = {
+    Fault.EIO: Outcome.IO_ERROR,
+    Fault.NO_SPACE: Outcome.NO_SPACE,
+    Fault.DENIED: Outcome.DENIED,
+    Fault.VANISHED: Outcome.MISSING,
+}
+
+
+@dataclass(eq=False)
+class Rule:
+    """One thing that goes wrong, made by `FaultyStore.inject`."""
+
+    operation: str
+    fault: Fault
+    keys: frozenset[PageKey] | None
+    times: int | None
+    share: float
+    hits: int = 0
+    """How often it struck."""
+
+
+class FaultyStore(PageStore):
+    """`inject` says what goes wrong, `delay` how slow it is, `heal` ends all that. Chances come from `seed`.
+
+    A fault of a write leaves nothing in the store, but SHORT and FLIPPED store such a record and report success, as a
+    failing disk does. Answers come from other threads, as those of the real store do.
+    """
+
+    def __init__(self, url: Any, *, seed: int = 0, **options: Any) -> None:
+        super().__init__(url, **options)
+        self.calls: Counter[str] = Counter()
+        """`read`, `write`, `delete`: calls so far."""
+        self.free: int | None = None
+        """What `free_bytes` answers; None: the truth."""
+        self._random = random.Random(seed)
+        self._rules: list[Rule] = []
+        self._delays: dict[str, tuple[float, float]] = {}
+        self._stalled: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+
+    def inject(
+        self,
+        operation: str,
+        fault: Fault,
+        keys: Iterable[PageKey] | None = None,
+        *,
+        times: int | None = None,
+        share: float = 1.0,
+    ) -> Rule:
+        """From now on `operation` (`read`, `write` or `delete`) of these keys (None: of all) fails like that, `times`
+        times (None: always), each time with the probability `share`. The first rule that strikes counts.
+        """
+        rule = Rule(operation, fault, None if keys is None else frozenset(keys), times, share)
+        with self._lock:
+            self._rules.append(rule)
+        return rule
+
+    def delay(self, operation: str, least: float, most: float) -> None:
+        """Every `operation` starts late by a random time between `least` and `most` seconds."""
+        self._delays[operation] = (least, most)
+
+    def release(self) -> int:
+        """Lets what has stalled so far go on; returns how many that were."""
+        with self._lock:
+            stalled, self._stalled = self._stalled, []
+        for go in stalled:
+            go()
+        return len(stalled)
+
+    def heal(self) -> None:
+        """Nothing goes wrong any more, and what has stalled goes on."""
+        with self._lock:
+            self._rules.clear()
+            self._delays.clear()
+        self.release()
+
+    @property
+    def stalled(self) -> int:
+        return len(self._stalled)
+
+    def read(self, key: PageKey, done: Callable[[Outcome, bytes | None], None]) -> None:
+        fault = self._strike("read", key)
+        real = super().read
+
+        def answer(outcome: Outcome, record: bytes | None) -> None:
+            done(outcome, self._damage(fault, record) if record else record)
+
+        if fault in _OUTCOMES:
+            self._later("read", fault, lambda: done(_OUTCOMES[fault], None))
+        else:
+            self._later("read", fault, lambda: real(key, answer))
+
+    def write(self, key: PageKey, record: bytes, done: Callable[[Outcome], None]) -> None:
+        fault = self._strike("write", key)
+        real = super().write
+        if fault in _OUTCOMES:
+            self._later("write", fault, lambda: done(_OUTCOMES[fault]))
+        else:
+            self._later("write", fault, lambda: real(key, self._damage(fault, record), done))
+
+    def delete(self, key: PageKey, done: Callable[[Outcome], None]) -> None:
+        fault = self._strike("delete", key)
+        real = super().delete
+        if fault in _OUTCOMES:
+            self._later("delete", fault, lambda: done(_OUTCOMES[fault]))
+        else:
+            self._later("delete", fault, lambda: real(key, done))
+
+    def free_bytes(self) -> int | None:
+        return super().free_bytes() if self.free is None else self.free
+
+    def _strike(self, operation: str, key: PageKey) -> Fault | None:
+        with self._lock:
+            self.calls[operation] += 1
+            for rule in self._rules:
+                if (
+                    rule.operation == operation
+                    and (rule.keys is None or key in rule.keys)
+                    and (rule.times is None or rule.hits < rule.times)
+                    and (rule.share >= 1 or self._random.random() < rule.share)
+                ):
+                    rule.hits += 1
+                    return rule.fault
+        return None
+
+    def _later(self, operation: str, fault: Fault | None, go: Callable[[], None]) -> None:
+        if fault is Fault.STALLED:
+            with self._lock:
+                self._stalled.append(go)
+            return
+        least, most = self._delays.get(operation, (0.0, 0.0))
+        with self._lock:
+            seconds = self._random.uniform(least, most)
+        if fault is None and not most:
+            go()
+            return
+        timer = threading.Timer(seconds, go)
+        timer.daemon = True
+        timer.start()
+
+    def _damage(self, fault: Fault | None, record: bytes) -> bytes:
+        if fault is Fault.SHORT:
+            return record[:-10]
+        if fault is Fault.FLIPPED:
+            with self._lock:
+                bit = self._random.randrange(8 * len(record))
+            damaged = bytearray(record)
+            damaged[bit // 8] ^= 1 << bit % 8
+            return bytes(damaged)
+        return record
