@@ -9,18 +9,23 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
+from ..cache.manager import WRITE_POLICIES
 from ..cache.policies.registry import POLICIES, EvictionPolicy, load_policy
+from .prefetch_policy import PrefetchPolicy
 from .schedule_policy import SCHEDULE_POLICIES
 
 DTYPES = ("auto", "f32", "bf16")
+KV_DTYPES = (*DTYPES, "fp8")
 
 _DTYPE_SPELLINGS = {"float32": "f32", "fp32": "f32", "float": "f32", "bfloat16": "bf16"}
+_KV_DTYPE_SPELLINGS = _DTYPE_SPELLINGS | {"fp8_e4m3": "fp8", "fp8_e4m3fn": "fp8"}
 _UNITS = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _UNITS |= {f"{unit}b": size for unit, size in _UNITS.items() if unit and unit != "b"}
 _UNITS |= {f"{unit}ib": 1024**power for power, unit in enumerate("kmgt", start=1)}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
+_TIMES = re.compile(r"(\d+(?:\.\d+)?)\s*x")
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 _CLASS_PATH = re.compile(r"[^:]+:[A-Za-z_]\w*")
 
@@ -53,6 +58,20 @@ def parse_percent(text: str, name: str = "size") -> float | None:
     return fraction
 
 
+class _Ratio(NamedTuple):
+    times: float
+    of_device: bool
+
+
+def _ratio(text: str, name: str) -> _Ratio | None:
+    """Of `2x` (the device cache) or `40%` (of what is available); None for anything else."""
+    match = _TIMES.fullmatch(text.strip())
+    if match is not None:
+        return _Ratio(float(match[1]), of_device=True)
+    fraction = parse_percent(text, name)
+    return None if fraction is None else _Ratio(fraction, of_device=False)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """What to run and how. A bad value raises `ConfigError`; None means "as suits the model and platform"."""
@@ -64,7 +83,7 @@ class EngineConfig:
     dtype: str = "auto"
     """Compute dtype of weights and activations: auto, f32 or bf16."""
     kv_cache_dtype: str = "auto"
-    """Dtype of stored KV: auto (= compute dtype), f32 or bf16."""
+    """Dtype of stored KV: auto (= compute dtype), f32, bf16, or fp8 (e4m3 with a scale per token and head)."""
     page_size: int | None = None
     """Tokens per page; None = platform default (16 on CPU)."""
     device_cache_size: int | str = "auto"
@@ -78,7 +97,33 @@ class EngineConfig:
     schedule_policy: str = "fcfs"
     """Order of waiting requests: fcfs, or lpm (longest cached prefix first, with an ageing bound)."""
     eviction_policy: str = "lru"
-    """Which cached page goes first: lru, or your own as `module:Class` or `path/to/file.py:Class`."""
+    """Which cached page goes first: a name (lru, lfu, fifo, slru, s3fifo, gdsf, ttl=1h), or your own as `module:Class`
+    or `path/to/file.py:Class`."""
+    host_eviction_policy: str | None = None
+    """The same for host memory; None = `eviction_policy`."""
+    disk_eviction_policy: str | None = None
+    """The same for the disk; None = `eviction_policy`."""
+    host_cache_size: int | str = "auto"
+    """Host memory for KV that leaves the device: bytes, `2GiB`, `40%` of what is available, `2x` the device cache, 0 for
+    none, or auto."""
+    host_disk_cache_dir: str | None = None
+    """Where KV outlives the process: a directory, or a URL of tensorstore's (`s3://`, `gs://`, `file://`, `memory://`);
+    None = nowhere."""
+    disk_cache_size: int | str = "20GiB"
+    """Most bytes that the disk cache takes."""
+    disk_free_space: int | str = "1GiB"
+    """Bytes of its file system that the disk cache leaves free."""
+    disk_cache_read_only: bool = False
+    """Read the disk cache, but write nothing to it."""
+    write_policy: str = "write_through"
+    """When KV goes down to the host: write_through (as it is computed), write_through_selective (once it was used again),
+    write_back (when the device evicts it). What enters the host goes on to the disk."""
+    prefetch_policy: str = "timeout=300ms"
+    """How long a request waits for the disk: best_effort, wait_complete, or timeout=N ms."""
+    prefetch_max_wait: float = 10.0
+    """Seconds that bound every such wait."""
+    disable_prefetch: bool = False
+    """Read from the disk only when a request's turn has come, not on its arrival."""
     disable_radix_cache: bool = False
     """Share no KV between requests."""
     seed: int = 0
@@ -91,24 +136,26 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if not isinstance(self.model_path, str) or not self.model_path.strip():
             raise ConfigError("model_path: give a directory, a .gguf file, or demo")
-        for name in ("dtype", "kv_cache_dtype"):
-            value = getattr(self, name)
-            value = _DTYPE_SPELLINGS.get(value, value)
-            if name == "kv_cache_dtype" and str(value).startswith(("fp8", "int8")):
-                raise ConfigError(
-                    f"kv_cache_dtype: {value} KV is not available in this version; use {_any_of(DTYPES)}"
-                )
-            object.__setattr__(self, name, _one_of(name, value, DTYPES))
+        dtype = _one_of("dtype", _DTYPE_SPELLINGS.get(self.dtype, self.dtype), DTYPES)
+        kv_dtype = _KV_DTYPE_SPELLINGS.get(self.kv_cache_dtype, self.kv_cache_dtype)
+        if kv_dtype in ("fp8_e5m2", "int8"):
+            raise ConfigError(
+                f"kv_cache_dtype: there is no {kv_dtype} KV; the 8-bit kind is fp8, which is e4m3 with a scale per"
+                " token and head"
+            )
+        object.__setattr__(self, "dtype", dtype)
+        object.__setattr__(self, "kv_cache_dtype", _one_of("kv_cache_dtype", kv_dtype, KV_DTYPES))
         _one_of("schedule_policy", self.schedule_policy, tuple(SCHEDULE_POLICIES))
-        if not _CLASS_PATH.fullmatch(self.eviction_policy):
-            _one_of("eviction_policy", self.eviction_policy, (*POLICIES, "module:Class"))
+        for name in ("eviction_policy", "host_eviction_policy", "disk_eviction_policy"):
+            self._check_eviction_policy(name)
+        self._check_tiers()
         for name in ("page_size", "max_num_seqs", "max_num_batched_tokens", "context_length"):
             value = getattr(self, name)
             if value is not None and (not _is_int(value) or value < 1):
                 raise ConfigError(f"{name}: {value!r} must be a whole number of at least 1")
         if not _is_int(self.seed) or not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed: {self.seed!r} must be a whole number from 0 to 2**63 - 1")
-        for name in ("disable_radix_cache", "skip_warmup"):
+        for name in ("disable_radix_cache", "skip_warmup", "disable_prefetch", "disk_cache_read_only"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: {getattr(self, name)!r} must be true or false")
         if self.served_model_name is not None and not self.served_model_name.strip():
@@ -126,6 +173,28 @@ class EngineConfig:
                 "device_cache_size: the device pool cannot be empty; running requests live in it"
             )
 
+    def _check_eviction_policy(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is not None and not _CLASS_PATH.fullmatch(value):
+            _one_of(name, value.partition("=")[0], (*POLICIES, "module:Class"))
+
+    def _check_tiers(self) -> None:
+        size = self.host_cache_size
+        if size != "auto" and not (isinstance(size, str) and _ratio(size, "host_cache_size") is not None):
+            parse_size(size, "host_cache_size")
+        for name in ("disk_cache_size", "disk_free_space"):
+            parse_size(getattr(self, name), name)
+        if self.host_disk_cache_dir is not None and not str(self.host_disk_cache_dir).strip():
+            raise ConfigError("host_disk_cache_dir: give a directory or a URL")
+        _one_of("write_policy", self.write_policy, WRITE_POLICIES)
+        try:
+            PrefetchPolicy.parse(self.prefetch_policy)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        wait = self.prefetch_max_wait
+        if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < math.inf:
+            raise ConfigError(f"prefetch_max_wait: {wait!r} must be seconds, 0 or more")
+
     @property
     def model_name(self) -> str:
         """Name that clients use: `served_model_name`, or the last part of the path without `.gguf`."""
@@ -142,12 +211,23 @@ class EngineConfig:
         fraction = parse_percent(size) if isinstance(size, str) else None
         return parse_size(size) if fraction is None else math.floor(available * fraction)
 
-    def make_eviction_policy(self) -> EvictionPolicy:
-        """A new policy object. Raises `ConfigError` when a policy of one's own cannot be loaded or used."""
+    def host_cache_bytes(self, available: int, device_bytes: int) -> int | None:
+        """Bytes asked for the host pool, given those available and those of the device pool; None = auto."""
+        size = self.host_cache_size
+        if size == "auto":
+            return None
+        ratio = _ratio(size, "host_cache_size") if isinstance(size, str) else None
+        if ratio is None:
+            return parse_size(size)
+        return math.floor(ratio.times * (device_bytes if ratio.of_device else available))
+
+    def make_eviction_policy(self, tier: str = "device") -> EvictionPolicy:
+        """A new policy object for a tier. Raises `ConfigError` when it cannot be loaded or used."""
+        field = "eviction_policy" if tier == "device" else f"{tier}_eviction_policy"
         try:
-            return load_policy(self.eviction_policy)
+            return load_policy(getattr(self, field) or self.eviction_policy)
         except ValueError as error:
-            raise ConfigError(f"eviction_policy: {error}") from error
+            raise ConfigError(f"{field}: {error}") from error
 
     def compile_cache_path(self) -> Path | None:
         """Directory of compiled programs (not created here), or None when switched off."""

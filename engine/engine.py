@@ -6,7 +6,8 @@ import logging
 import random
 import time
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,18 +25,21 @@ from .config import ConfigError, EngineConfig
 from .jax_executor import JaxExecutor
 from .loop import EngineLoop
 from .platform import PLATFORMS, Platform, device_memory, pool_pages
+from .prefetch_policy import PrefetchPolicy
 from .request import Delta, Request, SamplingParams
 from .schedule_policy import SCHEDULE_POLICIES
 from .scheduler import Limits
 from .stats import EngineStats
 from .step import StepFunctions, StepShapes
 from .text import IncrementalText
+from .tiers import build_tiers, host_pages, identity
 from .tokenizer import Tokenizer
 from .validate import check_prompt, check_sampling, seed_for_choice
 
 logger = logging.getLogger(__name__)
 
 _JAX_DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
+_POOL_DTYPES = _JAX_DTYPES | {"fp8": jnp.uint8}
 
 
 class Engine:
@@ -47,8 +51,10 @@ class Engine:
         *,
         clock: Callable[[], float] = time.monotonic,
         progress: bool = False,
+        wrap_store: Callable[[Any], Any] = lambda store: store,
     ) -> None:
-        """Loads the model and allocates the pool; compiles nothing yet.
+        """Loads the model and allocates the pools; compiles nothing yet. `wrap_store` may put something before the page
+        store of the disk tier, for experiments.
 
         Raises `ConfigError`, `ModelError` or `TokenizerError` for what cannot be used.
         """
@@ -76,8 +82,10 @@ class Engine:
             config.max_num_seqs or platform.max_num_seqs,
             config.max_num_batched_tokens or platform.max_num_batched_tokens,
         )
-        pool = self._make_pool(config, platform, limits, _JAX_DTYPES[kv_dtype])
+        pool = self._make_pool(config, platform, limits, _POOL_DTYPES[kv_dtype])
         page_size = pool.shape.page_size
+        self._pool = pool
+        self.page_bytes = pool.page_bytes
         shapes = StepShapes(
             limits.max_num_seqs,
             limits.max_num_batched_tokens,
@@ -89,18 +97,28 @@ class Engine:
         self.executor = JaxExecutor(
             params, pool, StepFunctions(decoder, shapes), shapes, source.config.vocab_size
         )
+        fields = identity(source, config, dtype, kv_dtype, page_size)
         self.cache = CacheManager(
             pool.shape.pages,
             page_size,
             config.make_eviction_policy(),
             enabled=not config.disable_radix_cache,
+            host_pages=host_pages(config, platform, pool, shapes.table_width),
+            host_policy=config.make_eviction_policy("host"),
+            write_policy=config.write_policy,
+            identity=fields,
+            clock=clock,
         )
+        self.tiers = None
+        if self.cache.host.num_pages:
+            self.tiers = build_tiers(config, self.cache, pool, fields, clock=clock, wrap_store=wrap_store)
         self.loop = EngineLoop(
             self.cache,
             self.executor,
             limits,
             SCHEDULE_POLICIES[config.schedule_policy](),
             clock=clock,
+            transfers=self.tiers.transfers if self.tiers is not None else None,
             stats=self.stats,
         )
 
@@ -114,18 +132,28 @@ class Engine:
         if self.config.skip_warmup:
             return
         started = self.clock()
-        self.stats.step_programs = self.executor.num_programs
-        for _ in progress(self.executor.warm_up()):
+        self.stats.step_programs = self.num_programs
+        for _ in progress(self._programs()):
             self.stats.warm_programs += 1
             if stopped():
                 return
         logger.info(
             "%d step programs ready in %.1f s; %d programs compiled, %d loaded from the compile cache",
-            self.executor.num_programs,
+            self.num_programs,
             self.clock() - started,
             self.stats.compiles,
             self.stats.loaded_programs,
         )
+
+    @property
+    def num_programs(self) -> int:
+        """Programs that warm-up compiles: of steps, and of copies between the tiers."""
+        return self.executor.num_programs + (self._pool.num_programs if self.tiers is not None else 0)
+
+    def _programs(self) -> Iterator[None]:
+        yield from self.executor.warm_up()
+        if self.tiers is not None:
+            yield from self._pool.warm_up()
 
     def make_requests(
         self,
@@ -135,6 +163,7 @@ class Engine:
         request_id: str,
         namespace: bytes = b"",
         priority: int = 0,
+        prefetch: PrefetchPolicy | None = None,
         on_delta: Callable[[Delta], None] | None = None,
         continues: bool = False,
     ) -> list[Request]:
@@ -167,6 +196,7 @@ class Engine:
                 max_total=max_total,
                 namespace=namespace,
                 priority=priority,
+                prefetch=prefetch,
                 text=IncrementalText.of(self.tokenizer, params, continues=continues),
                 on_delta=on_delta,
             )
@@ -174,7 +204,9 @@ class Engine:
         ]
 
     def close(self) -> None:
-        """Lets go of process-wide hooks; the object is of no use afterwards."""
+        """Lets writes to the disk end, within a bound, and lets go of process-wide hooks; of no use afterwards."""
+        if self.tiers is not None:
+            self.tiers.close()
         self._compiles.close()
 
     def _make_pool(
@@ -183,6 +215,7 @@ class Engine:
         model = self.model_config
         page_size = config.page_size or platform.page_size
         one = PoolShape(1, model.num_layers, page_size, model.num_kv_heads, model.head_dim)
+        one = one._replace(quantized=dtype == jnp.uint8)
         page_bytes = one.page_elements * jnp.dtype(dtype).itemsize
         steady, available = device_memory()
         wanted = config.device_cache_bytes(available)

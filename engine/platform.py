@@ -19,14 +19,16 @@ class Platform:
     max_num_batched_tokens: int
     pool_share: float
     """Part of the memory (`device_memory`) that the page pool takes."""
+    host_times: float
+    """Size of the host pool in device pools, where the config leaves it to us and host memory allows."""
     stacked: bool
     """Parameters of all layers in stacked arrays; else one set of arrays per layer (see `models.transformer`)."""
 
 
 PLATFORMS = {
     # bf16 matrix products and updates are 5-10x slower than f32 here; larger chunks only delay running decodes.
-    "cpu": Platform("f32", 16, 64, 512, 0.125, stacked=False),
-    "default": Platform("bf16", 16, 256, 2048, 0.85, stacked=True),
+    "cpu": Platform("f32", 16, 64, 512, 0.125, 1.0, stacked=False),
+    "default": Platform("bf16", 16, 256, 2048, 0.85, 8.0, stacked=True),
 }
 
 
@@ -39,6 +41,11 @@ def device_memory() -> tuple[int, int]:
     if stats and "bytes_limit" in stats:
         left = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
         return left, left
+    return host_memory()
+
+
+def host_memory() -> tuple[int, int]:
+    """Bytes of the machine's memory: all of it, and what is available now."""
     page = os.sysconf("SC_PAGE_SIZE")
     total = os.sysconf("SC_PHYS_PAGES") * page
     with contextlib.suppress(OSError), open("/proc/meminfo", encoding="ascii") as lines:
