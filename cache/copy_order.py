@@ -74,6 +74,9 @@ class CopyOrder:
         for resource in job.resources:
             if self._last.get(resource) is job:
                 del self._last[resource]
+        free = []
         for follower in job.followers:
             follower.waits -= 1
-        return [follower for follower in job.followers if follower.waits == 0]
+            if follower.waits == 0:
+                free.append(follower)
+        return free

@@ -24,7 +24,7 @@ from ..pallas_kernels.pages import PoolShape
 from .host_pool import aligned_rows
 
 BATCH_PAGES = 32
-BATCH_BYTES = 8 << 20
+BATCH_BYTES = 16 << 20
 """A batch is large enough to hide what a dispatch costs, and small enough that its second pass finds it in a cache."""
 STAGING_BYTES = 256 << 20
 
@@ -252,6 +252,19 @@ class DevicePool:
             self.scatter(staging, [scratch] * bucket)
             jax.block_until_ready(self.array)
             yield
+
+    def compiled(self) -> dict[str, jax.stages.Compiled]:
+        """The same programs by name, to be looked into."""
+        programs = {}
+        for bucket in self._buckets:
+            index, count = self._index([0] * bucket)
+            pool = self.array
+            batch = jnp.zeros((bucket, *pool.shape[1:]), self._wire)
+            gather = (pool, batch, index, count) if self._loops else (pool, index)
+            scatter = (pool, batch, index, count) if self._loops else (pool, batch, index)
+            programs[f"gather {bucket}"] = self._gather.lower(*gather).compile()
+            programs[f"scatter {bucket}"] = self._scatter.lower(*scatter).compile()
+        return programs
 
     @property
     def num_programs(self) -> int:

@@ -24,7 +24,7 @@ from .policies.lru import LRU
 from .policies.registry import EvictionPolicy
 from .radix_tree import DEVICE, HOST, TIERS, Node
 from .tier import Tier
-from .tiered_tree import Save, TieredTree
+from .tiered_tree import TieredTree
 
 WRITE_POLICIES = ("write_through", "write_through_selective", "write_back")
 SELECTIVE_USES = 2
@@ -335,18 +335,26 @@ class CacheManager:
             for i, (key, parent) in enumerate(zip(keys, [digest, *keys], strict=False))
         ]
 
-    def take_saves(self) -> list[Save]:
-        """The copies to the host that are owed since the last call, in order. Their rows count as filled from now on."""
+    def take_saves(self) -> tuple[list[int], list[int]]:
+        """The copies to the host that are owed since the last call: device pages and the host rows to copy them to.
+
+        The rows count as filled from now on. One that has changed hands meanwhile is given its last contents only.
+        """
         saves, self.tiers.saves = self.tiers.saves, []
-        return saves
+        page_of = {row: page for save in saves for page, row in zip(save.pages, save.rows, strict=True)}
+        return list(page_of.values()), list(page_of)
 
     # All of it.
 
-    def clear(self, level: int | None = None) -> None:
-        """Drops every page that nobody holds, from one tier (DEVICE or HOST) or from both."""
+    def clear(self, level: int | None = None, namespace: bytes | None = None) -> None:
+        """Drops every page that nobody holds, from one tier (DEVICE or HOST) or from both, of one namespace or of all."""
         for tier in TIERS:
-            if level in (None, tier):
+            if level not in (None, tier):
+                continue
+            if namespace is None:
                 self.tiers.evict(tier, self.tiers.tiers[tier].evictable, demote=False)
+            elif (root := self.tiers.tree.roots.get(namespace)) is not None:
+                self.tiers.drop_below(tier, root)
 
     def reset(self, unfilled_rows: set[int] | None = None) -> None:
         """Forgets what the device held, for when it has lost its pages: every lease and hold is void at once.
@@ -358,9 +366,9 @@ class CacheManager:
         self._leases.clear()
         for hold in list(self._holds):
             self.drop(hold)
-        evicted = self.device.evicted_pages
+        evicted, expired = self.device.evicted_pages, self.device.expired_pages
         self.tiers.lose(unfilled_rows or set(), Tier(DEVICE, self.num_pages, self._policy))
-        self.device.evicted_pages = evicted
+        self.device.evicted_pages, self.device.expired_pages = evicted, expired
 
     def root(self, namespace: bytes) -> Node:
         """The root of a namespace; its page keys start from the digest of all that a KV value depends on."""

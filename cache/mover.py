@@ -109,6 +109,7 @@ class TierMover:
                         self._arrive(job)
                     else:
                         self._gathers.append(job)
+                        self._changed.notify_all()
         return ticket.move
 
     def load(self, host_rows: Sequence[int], device_pages: Sequence[int]) -> Move:

@@ -17,7 +17,6 @@ from .tier import Tier
 class Save:
     """Pages to copy from the device to host rows. The rows count as filled; the copy must be ordered in time."""
 
-    node: Node
     pages: list[int]
     rows: list[int]
 
@@ -167,7 +166,7 @@ class TieredTree:
             have = len(step.runs[HOST].pages)
             pages = step.runs[DEVICE].pages[have : have + len(rows)]
             if pages and rows:
-                self.saves.append(Save(step, pages, rows[: len(pages)]))
+                self.saves.append(Save(pages, rows[: len(pages)]))
                 self.host.put(step, rows[: len(pages)], use)
                 del rows[: len(pages)]
                 if self.unwritten is not None:
@@ -195,6 +194,17 @@ class TieredTree:
                 tier.pool.give_back(pages)
                 tier.expired_pages += len(pages)
                 self._forget(run.node)
+
+    def drop_below(self, level: int, root: Node) -> None:
+        """Drops what nobody holds of a namespace from one tier."""
+        tier, nodes = self.tiers[level], [*root.children.values()]
+        for node in nodes:
+            nodes.extend(node.children.values())
+        for node in reversed(nodes):
+            run = tier.run(node)
+            if run.pages and not run.lock and not run.below:
+                tier.pool.give_back(tier.cut(node, 0))
+                self._forget(node)
 
     def lose(self, rows: set[int], device: Tier) -> None:
         """After the device has lost its pages: a new, empty tier for it, and without the host `rows` that were not filled.

@@ -17,6 +17,8 @@ from .radix_tree import HOST, Node
 
 PAUSE = 5.0
 """Seconds without writes after one has failed: a full or broken disk is not asked again for every page."""
+LOOK_EVERY = 2.0
+"""Seconds between looks at the free space of the disk's file system."""
 MOST_NOTED = 65_536
 """Nodes that may wait for a write; beyond them the oldest are forgotten."""
 
@@ -73,6 +75,7 @@ class Writer:
         self._unfilled: set[int] = set()
         """Host rows in the tree that a failed save has not reached."""
         self._paused_until = float("-inf")
+        self._look_again_at = float("-inf")
         if index is not None:
             cache.tiers.unwritten = {}
 
@@ -82,10 +85,9 @@ class Writer:
 
     def save_evicted(self) -> None:
         """Orders the copies that are owed, before a step overwrites their sources."""
-        saves = self._cache.take_saves()
-        if saves:
-            rows = [row for save in saves for row in save.rows]
-            self._saves[self._mover.save([page for save in saves for page in save.pages], rows)] = rows
+        pages, rows = self._cache.take_saves()
+        if rows:
+            self._saves[self._mover.save(pages, rows)] = rows
 
     def push(self, now: float) -> None:
         """Saves what the write policy wants on the host, and writes what the disk has not."""
@@ -199,8 +201,13 @@ class Writer:
         return complete
 
     def _has_space(self, now: float) -> bool:
-        free = self._free_bytes() if self._index is not None else None
-        if self._index is None or free is None:
+        """Looks at the file system now and then: what was deleted must be free before the next look."""
+        assert self._index is not None
+        if now < self._look_again_at:
+            return True
+        self._look_again_at = now + LOOK_EVERY
+        free = self._free_bytes()
+        if free is None:
             return True
         self._mover.delete(self._index.keep_free(free, self._free_floor))
         if free >= self._free_floor:

@@ -115,6 +115,8 @@ class EngineConfig:
     """Bytes of its file system that the disk cache leaves free."""
     disk_cache_read_only: bool = False
     """Read the disk cache, but write nothing to it."""
+    disk_cache_refresh: float = 30.0
+    """Seconds between looks for what other processes have written to the disk cache; 0 = only at start."""
     write_policy: str = "write_through"
     """When KV goes down to the host: write_through (as it is computed), write_through_selective (once it was used again),
     write_back (when the device evicts it). What enters the host goes on to the disk."""
@@ -191,9 +193,10 @@ class EngineConfig:
             PrefetchPolicy.parse(self.prefetch_policy)
         except ValueError as error:
             raise ConfigError(str(error)) from error
-        wait = self.prefetch_max_wait
-        if isinstance(wait, bool) or not isinstance(wait, int | float) or not 0 <= wait < math.inf:
-            raise ConfigError(f"prefetch_max_wait: {wait!r} must be seconds, 0 or more")
+        for name in ("prefetch_max_wait", "disk_cache_refresh"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+                raise ConfigError(f"{name}: {value!r} must be seconds, 0 or more")
 
     @property
     def model_name(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..cache.moves import Mover
 from ..cache.writer import Writer
 from .prefetch import Prefetcher
@@ -11,8 +13,16 @@ from .request import Request
 class TierTransfers:
     """Implements `plan.Transfers`."""
 
-    def __init__(self, mover: Mover, prefetcher: Prefetcher, writer: Writer) -> None:
+    def __init__(
+        self,
+        mover: Mover,
+        prefetcher: Prefetcher,
+        writer: Writer,
+        look_around: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`look_around` is called every turn: it takes in what others have written to the disk."""
         self.mover = mover
+        self._look_around = look_around
         self.prefetcher = prefetcher
         self.writer = writer
         self._now = 0.0
@@ -35,6 +45,7 @@ class TierTransfers:
                 self.writer.observe_write(move, now)
             elif move.kind == "save":
                 self.writer.observe_save(move)
+        self._look_around()
         self.prefetcher.poll()
 
     def ready(self, request: Request, now: float) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from ..cache.device_pool import DevicePool
 from ..cache.disk.index import DiskIndex
 from ..cache.disk.record import PageLayout
+from ..cache.disk.relist import Relist
 from ..cache.disk.store import PageStore, StoreError
 from ..cache.host_pool import HostPool
 from ..cache.manager import CacheManager
@@ -43,14 +44,19 @@ class Tiers:
     index: DiskIndex | None
     mover: TierMover
     transfers: TierTransfers
+    relist: Relist | None
 
     def close(self, timeout: float = 10.0) -> None:
         """Lets writes end within `timeout` seconds, and keeps the disk's order of use for the next start."""
-        if not self.mover.close(timeout):
+        if self.relist is not None:
+            self.relist.close()
+        drained = self.mover.close(timeout)
+        if not drained:
             logger.warning("some pages were not written to the disk cache within %g s", timeout)
         if self.store is not None and self.index is not None:
-            self.store.save_index(self.index.snapshot())
-            self.store.close(timeout)
+            # A disk that has not ended its writes by now gets no second time for them.
+            self.store.save_index(self.index.snapshot(), patience=max(timeout, 1.0) if drained else 1.0)
+            self.store.close(timeout if drained else 0.0)
 
 
 def host_pages(config: EngineConfig, platform: Platform, pool: DevicePool, context_pages: int) -> int:
@@ -128,7 +134,15 @@ def build_tiers(
         max_wait=config.prefetch_max_wait,
         on_arrival=not config.disable_prefetch,
     )
-    return Tiers(host, store, index, mover, TierTransfers(mover, prefetcher, writer))
+    relist = None
+    if store is not None and config.disk_cache_refresh > 0:
+        relist = Relist(lambda: list(store.list()), config.disk_cache_refresh, clock=clock)
+
+    def look_around() -> None:
+        if relist is not None and index is not None and (listed := relist.take()) is not None:
+            mover.delete(index.add_listed(listed, record_bytes, cache.tiers.use(), spare_orphans=True))
+
+    return Tiers(host, store, index, mover, TierTransfers(mover, prefetcher, writer, look_around), relist)
 
 
 def _layout(pool: DevicePool) -> PageLayout:

@@ -92,7 +92,7 @@ class DiskIndex:
         self._queue: EvictionQueue[_Page] = EvictionQueue(self._policy)
         self._pages: dict[bytes, _Page] = {}
         """By key alone: a key names its namespace, parent and depth as well."""
-        self._locks: Counter[PageKey] = Counter()
+        self._locks: dict[bytes, int] = {}
         """Users by key, whether or not the page is (still) there."""
         self._held_bytes = 0
         """Of pages that are locked or being written."""
@@ -156,7 +156,7 @@ class DiskIndex:
             return
         page.stored = True
         self._writing_bytes -= page.nbytes
-        if key not in self._locks:
+        if key.key not in self._locks:
             self._held_bytes -= page.nbytes
         self.stats.stored_pages += 1
         self.stats.stored_bytes += page.nbytes
@@ -190,22 +190,24 @@ class DiskIndex:
         """One more user of each page: it is not evicted until `unlock`, nor are its heads. (`remove` and `clear` take
         it all the same: its reader will miss.)
         """
+        locks = self._locks
         for key in keys:
-            self._locks[key] += 1
-            page = self._find(key)
-            if page is not None and page.stored and self._locks[key] == 1:
+            users = locks[key.key] = locks.get(key.key, 0) + 1
+            if users == 1 and (page := self._find(key)) is not None and page.stored:
                 self._held_bytes += page.nbytes
                 self._queue.discard(page)
 
     def unlock(self, keys: Iterable[PageKey]) -> None:
         """The end of a `lock`. Raises ValueError for a key that is not locked."""
+        locks = self._locks
         for key in keys:
-            if key not in self._locks:
+            users = locks.get(key.key, 0)
+            if users == 0:
                 raise ValueError(f"page {key.key.hex()} is not locked")
-            self._locks[key] -= 1
-            if self._locks[key]:
+            if users > 1:
+                locks[key.key] = users - 1
                 continue
-            del self._locks[key]
+            del locks[key.key]
             page = self._find(key)
             if page is not None and page.stored:
                 self._held_bytes -= page.nbytes
@@ -258,11 +260,18 @@ class DiskIndex:
         self._remembered = {keys[i : i + KEY_BYTES]: i for i in range(0, len(keys), KEY_BYTES)}
         return True
 
-    def add_listed(self, listed: Iterable[Stored], nbytes: int = 0, use: Use | None = None) -> list[PageKey]:
+    def add_listed(
+        self,
+        listed: Iterable[Stored],
+        nbytes: int = 0,
+        use: Use | None = None,
+        *,
+        spare_orphans: bool = False,
+    ) -> list[PageKey]:
         """Takes in what the store was found to hold; `nbytes` is the size of those of which it did not tell.
 
-        For the start, or to learn what others have stored since. Returns what has no head (where others write, it may
-        still come), has a name that contradicts another, or is beyond the capacity. `use` counts as the use of all; if a
+        For the start, or to learn what others have stored since. Returns what has no head or a name that contradicts
+        another (unless `spare_orphans`: where others write, heads may still come), and what is beyond the capacity. `use` counts as the use of all; if a
         snapshot was restored, those in it are ordered before it.
         """
         self._note(use)
@@ -278,8 +287,9 @@ class DiskIndex:
             self._attach(page)
             added.append(page)
         self._touch_in_order(added, use or self._use)
-        self.stats.evicted_pages["orphan"] += len(orphans)
-        return (self._make_room("capacity") or []) + orphans[::-1]
+        self.stats.evicted_pages["orphan"] += 0 if spare_orphans else len(orphans)
+        surplus = self._make_room("capacity") or []
+        return surplus if spare_orphans else surplus + orphans[::-1]
 
     def snapshot(self) -> bytes:
         """The keys of all stored pages in the order of eviction as far as it is known; costs a sort of them all."""
@@ -345,7 +355,7 @@ class DiskIndex:
         return _Page(key, nbytes, parent, stored=stored)
 
     def _is_held(self, page: _Page) -> bool:
-        return not page.stored or page.key in self._locks
+        return not page.stored or page.key.key in self._locks
 
     def _attach(self, page: _Page) -> None:
         """The caller sees to it that `page` waits for eviction, once it has been touched."""

@@ -33,7 +33,7 @@ __all__ = ["PageStore", "StoreError", "Stored", "classify"]
 
 _log = logging.getLogger(__name__)
 
-READ_CONCURRENCY = 4
+READ_CONCURRENCY = 8
 WRITE_CONCURRENCY = 4
 PATIENCE_S = 60.0
 """What the calls that wait (list, describe, index) wait at most."""
@@ -241,11 +241,12 @@ class PageStore:
         with self._as_store_error():
             self._put(INDEX_NAME, None)
 
-    def save_index(self, snapshot: bytes) -> bool:
-        """Keeps what `DiskIndex.snapshot` gave; False if that failed, which costs nothing but the order of use."""
+    def save_index(self, snapshot: bytes, *, patience: float = PATIENCE_S) -> bool:
+        """Keeps what `DiskIndex.snapshot` gave; False if that failed, or took more than `patience` seconds, which costs
+        nothing but the order of use."""
         try:
             if not self.read_only:
-                self._put(INDEX_NAME, snapshot)
+                self._put(INDEX_NAME, snapshot, patience)
             return not self.read_only
         except Exception as error:
             _log.warning("disk cache %s: the index was not saved: %s", self.url, _plain(error))
@@ -307,8 +308,8 @@ class PageStore:
         result = self._reads.read(name).result(timeout=PATIENCE_S)
         return result.value if result.state == "value" else None
 
-    def _put(self, name: str, value: bytes | None) -> None:
-        self._writes.write(name, value).result(timeout=PATIENCE_S)
+    def _put(self, name: str, value: bytes | None, patience: float = PATIENCE_S) -> None:
+        self._writes.write(name, value).result(timeout=patience)
 
     @contextlib.contextmanager
     def _as_store_error(self) -> Iterator[None]:

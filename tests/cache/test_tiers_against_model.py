@@ -188,9 +188,8 @@ class Simulation:
                     self.host.pop(row)
 
     def order_saves(self) -> None:
-        for save in self.cache.take_saves():
-            for page, row in zip(save.pages, save.rows, strict=True):
-                self.host[row] = self.device[page]
+        for page, row in zip(*self.cache.take_saves(), strict=True):
+            self.host[row] = self.device[page]
 
     def check(self) -> None:
         self.order_saves()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ import pytest
 from helpers.plain_forward import plain_logprobs
 from helpers.sampling_reference import choose
 from helpers.tiny_engine import Run, TinyDevice, TinyModel, output
+from tierax.cache.manager import WRITE_POLICIES
+from tierax.cache.radix_tree import DEVICE
 from tierax.engine.request import Request, SamplingParams
 from tierax.engine.schedule_policy import LPM
 from tierax.engine.step import StepFunctions, StepShapes
@@ -21,6 +25,7 @@ from tierax.models.transformer import Decoder
 PAGE_SIZES = (1, 4, 16)
 MIXES = 67
 """Per page size."""
+TIER_MIXES = 12
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +83,54 @@ def test_random_mixes_equal_a_run_without_cache(devices: dict[int, TinyDevice], 
         evictions += stats.evicted_pages
     assert compared > 15 * MIXES
     assert min(retractions, hits, evictions) > 20, "the mixes are too tame"
+
+
+@pytest.mark.parametrize("page_size", PAGE_SIZES)
+def test_random_mixes_over_three_tiers(
+    devices: dict[int, TinyDevice], page_size: int, tmp_path: Path
+) -> None:
+    """Tiny tiers, so that pages go down and come up all the time, and restarts in the middle."""
+    device = devices[page_size]
+    compared = 0
+    found: Counter[str] = Counter()
+    for seed in range(TIER_MIXES):
+        rng = random.Random(seed * 16 + page_size)
+        prefixes = [[rng.randrange(256) for _ in range(rng.randint(1, 40))] for _ in range(3)]
+        wanted = [_ask(rng, prefixes) for _ in range(9)]
+        reference = device.run(enabled=False)
+        references = [reference.add(p, params, seed=s, stop_ids=ids) for p, params, s, ids in wanted]
+        reference.finish()
+        longest = max(len(prompt) + params.max_tokens for prompt, params, *_ in wanted)
+        least = -(-longest // page_size)
+        ours: list[Request] = []
+        for part in range(3):
+            run = device.run(
+                pages=min(int(least * rng.choice([1, 1.2, 2])) + 1, device.pages),
+                host_pages=int(least * rng.choice([0.7, 2, 5])) + 1,
+                budget=rng.choice([3, 16]),
+                directory=tmp_path / str(seed) if seed % 4 else None,
+                disk_pages=rng.choice([None, None, 2 * least]),
+                write_policy=rng.choice(WRITE_POLICIES),
+                prefetch=rng.choice(["best_effort", "wait_complete", "timeout=300ms"]),
+            )
+            for prompt, params, s, ids in wanted[part * 3 : part * 3 + 3]:
+                ours.append(run.add(prompt, params, seed=s, stop_ids=ids))
+                for _ in range(rng.randint(0, 4)):
+                    run.step()
+                if rng.random() < 0.1:
+                    run.loop.abort(ours[-1].id)
+                if rng.random() < 0.5:
+                    run.finish()
+                    run.cache.clear(DEVICE)
+            run.finish()
+            run.close()
+        compared += sum(
+            same_tokens(r, other, device.model) for r, other in zip(ours, references, strict=True)
+        )
+        for request in ours:
+            found.update(request.cached_by_tier)
+    assert compared > 60 * TIER_MIXES
+    assert min(found.values()) > 10, f"the mixes are too tame: {found}"
 
 
 def _run_mix(device: TinyDevice, rng: random.Random):

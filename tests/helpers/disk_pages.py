@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from tierax.cache.disk.names import page_name
 from tierax.cache.disk.record import PageLayout, pack
@@ -29,7 +28,7 @@ def sequence(pages: int, start: bytes = b"", namespace: bytes = NAMESPACE) -> li
 
 def payload(key: PageKey) -> bytes:
     """Bytes that belong to that page only."""
-    return np.random.default_rng(list(key.key)).bytes(LAYOUT.nbytes)
+    return hashlib.shake_128(key.key).digest(LAYOUT.nbytes)
 
 
 def record(key: PageKey) -> bytes:
@@ -49,7 +48,7 @@ def answers(calls: Iterable[tuple[Any, ...]]) -> list[Any]:
     waiting = threading.Semaphore(0)
 
     def done(place: int, *result: Any) -> None:
-        results[place].append(result if len(result) > 1 else result[0])
+        results[place].append(result[0] if len(result) == 1 else result)
         waiting.release()
 
     for place, (operation, *arguments) in enumerate(calls):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from array import array
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 
 from helpers.fake_executor import ManualClock
 from helpers.tiny_models import write_tiny_checkpoint
+from helpers.tiny_tiers import TinyTiers
 from tierax.cache.device_pool import DevicePool
 from tierax.cache.manager import CacheManager
 from tierax.engine.jax_executor import JaxExecutor
@@ -51,6 +54,7 @@ class TinyDevice:
         context: int = 128,
         coarse: bool = False,
         functions: Callable[[Decoder, StepShapes], StepFunctions] = StepFunctions,
+        kv_fp8: bool = False,
     ) -> None:
         """`coarse` pads to two token buckets and one row bucket, for tests that run much and compile little.
 
@@ -63,7 +67,8 @@ class TinyDevice:
         self.context = context
         self.pages = tokens_in_pool // page_size
         shape = PoolShape(self.pages, config.num_layers, page_size, config.num_kv_heads, config.head_dim)
-        self.pool = DevicePool(shape, jnp.dtype(jnp.float32))
+        shape = shape._replace(quantized=kv_fp8)
+        self.pool = DevicePool(shape, jnp.dtype(jnp.uint8 if kv_fp8 else jnp.float32))
         shapes = StepShapes(seqs, budget, -(-context // page_size), page_size, self.pages)
         if coarse:
             shapes.token_buckets, shapes.row_buckets = (seqs, budget), (seqs,)
@@ -88,11 +93,25 @@ class Run:
         seqs: int | None = None,
         budget: int | None = None,
         policy: SchedulePolicy | None = None,
+        host_pages: int = 0,
+        write_policy: str = "write_through",
+        **tiers: Any,
     ) -> None:
-        self.cache = CacheManager(pages, device.page_size, enabled=enabled)
+        """`tiers` are options of `TinyTiers`, which exist when there are host pages; `close` ends their threads."""
+        self.cache = CacheManager(
+            pages, device.page_size, enabled=enabled, host_pages=host_pages, write_policy=write_policy
+        )
         self.clock = ManualClock()
+        self.tiers = TinyTiers(self.cache, device.pool, self.clock, **tiers) if host_pages else None
         limits = Limits(seqs or device.limits.max_num_seqs, budget or device.limits.max_num_batched_tokens)
-        self.loop = EngineLoop(self.cache, device.executor, limits, policy or FCFS(), clock=self.clock)
+        self.loop = EngineLoop(
+            self.cache,
+            device.executor,
+            limits,
+            policy or FCFS(),
+            clock=self.clock,
+            transfers=self.tiers.transfers if self.tiers else None,
+        )
         self.deltas: dict[str, list[Delta]] = {}
         self._most = min(device.context, self.cache.capacity_tokens)
 
@@ -123,16 +142,23 @@ class Run:
         return request
 
     def step(self) -> None:
-        self.loop.step()
+        if not self.loop.step() and self.tiers:
+            # The threads that copy need time of the world's own.
+            time.sleep(0.0005)
         self.clock.advance(0.01)
         self.loop.scheduler.check()
 
-    def finish(self, most_steps: int = 3000) -> None:
+    def close(self) -> None:
+        """Ends the threads of the tiers."""
+        if self.tiers:
+            self.tiers.close()
+
+    def finish(self, most_steps: int = 20_000) -> None:
         """Steps until nothing is left to do, and checks that nothing is held then."""
         for _ in range(most_steps):
             if self.loop.idle:
                 self.cache.check()
-                assert self.cache.in_use == 0
+                assert self.cache.in_use == self.cache.host.in_use == 0
                 return
             self.step()
         raise AssertionError(f"not idle after {most_steps} steps: {self.loop.request_ids}")
