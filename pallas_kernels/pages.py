@@ -4,6 +4,9 @@ A pool is `[pages + 1, layers, page_size, kv_heads, 2 * head_dim]`: a page holds
 tokens (K in the first half of the last axis, V in the second) and is one contiguous block, as in every other tier.
 The last page is scratch: padding tokens write there. (Dropping their writes instead would make a one-token update
 conditional, and XLA's CPU backend then copies the whole pool in every layer.)
+
+A pool of f32 or bf16 holds values; one of u8 holds 8-bit codes and, behind them in the last axis, the scales of that
+token and head (see `quant`).
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from .quant import SCALE_BYTES, dequantize_kv, quantize_kv
 
 
 class PoolShape(NamedTuple):
@@ -22,23 +27,32 @@ class PoolShape(NamedTuple):
     page_size: int
     kv_heads: int
     head_dim: int
+    quantized: bool = False
+    """8-bit KV, whose array is u8."""
 
     @property
     def array(self) -> tuple[int, ...]:
         """Of the pool's array. A single KV head has no axis: XLA's CPU backend would give such a pool another layout
         inside the scan over layers, and copy it in and out of every step."""
         heads = () if self.kv_heads == 1 else (self.kv_heads,)
-        return (self.pages + 1, self.layers, self.page_size, *heads, 2 * self.head_dim)
+        return (self.pages + 1, self.layers, self.page_size, *heads, self.row_width)
 
     @classmethod
     def of(cls, pool: jax.Array) -> PoolShape:
         """The sizes of a pool's array."""
         pages, layers, page_size, *heads, width = pool.shape
-        return cls(pages - 1, layers, page_size, heads[0] if heads else 1, width // 2)
+        quantized = pool.dtype == jnp.uint8
+        head_dim = (width - SCALE_BYTES if quantized else width) // 2
+        return cls(pages - 1, layers, page_size, heads[0] if heads else 1, head_dim, quantized)
+
+    @property
+    def row_width(self) -> int:
+        """Elements of the last axis: K and V of one token and head, and their scales."""
+        return 2 * self.head_dim + (SCALE_BYTES if self.quantized else 0)
 
     @property
     def page_elements(self) -> int:
-        return self.layers * self.page_size * self.kv_heads * 2 * self.head_dim
+        return self.layers * self.page_size * self.kv_heads * self.row_width
 
 
 def write_kv(
@@ -50,11 +64,14 @@ def write_kv(
     are distinct and in range (the host checks), padding names the scratch page.
     """
     shape = PoolShape.of(pool)
-    page_size, row = shape.page_size, shape.kv_heads * 2 * shape.head_dim
+    page_size, row = shape.page_size, shape.kv_heads * shape.row_width
     rows = pool.reshape(-1, row)
     page, offset = slots_t // page_size, slots_t % page_size
     index = (page * shape.layers + layer) * page_size + offset
-    kv = jnp.concatenate([k_tkd, v_tkd], axis=-1).astype(pool.dtype).reshape(-1, row)
+    if shape.quantized:
+        kv = quantize_kv(k_tkd, v_tkd).reshape(-1, row)
+    else:
+        kv = jnp.concatenate([k_tkd, v_tkd], axis=-1).astype(pool.dtype).reshape(-1, row)
     if index.shape[0] == 1:
         # A scatter of one row is lowered to a fused dynamic-update-slice, for which XLA's CPU backend copies the pool.
         scratch = rows.shape[0] - 1
@@ -64,7 +81,8 @@ def write_kv(
 
 
 def gather_layer(pool: jax.Array, pages_n: jax.Array, layer: jax.Array | int) -> jax.Array:
-    """KV rows of one layer for N pages: `[N * page_size, kv_heads, 2 * head_dim]`."""
+    """KV rows of one layer for N pages: `[N * page_size, kv_heads, 2 * head_dim]`, 8-bit KV decoded to f32."""
     shape = PoolShape.of(pool)
     blocks = pool.reshape((shape.pages + 1) * shape.layers, -1)
-    return blocks[pages_n * shape.layers + layer].reshape(-1, shape.kv_heads, 2 * shape.head_dim)
+    rows = blocks[pages_n * shape.layers + layer].reshape(-1, shape.kv_heads, shape.row_width)
+    return dequantize_kv(rows) if shape.quantized else rows

@@ -94,7 +94,7 @@ def _gather(pool: jax.Array, pages: jax.Array, layer: jax.Array | int) -> jax.Ar
 def _attend_decodes(q_thd, out, pool, layer, batch, window, soft_cap):
     """Rows of one token, a group at a time; the last group may read rows of padding, whose length counts as 0."""
     tokens, heads, head_dim = q_thd.shape
-    _, _, page_size, kv_heads, _ = PoolShape.of(pool)
+    _, _, page_size, kv_heads, *_ = PoolShape.of(pool)
     size = min(DECODE_GROUP, batch.kv_lens.shape[0])
     pages_per_block = _pages_per_block(DECODE_BLOCK, batch.page_table, page_size)
     block = pages_per_block * page_size
@@ -134,7 +134,7 @@ def _attend_chunks(q_thd, out, pool, layer, batch, window, soft_cap):
     """Rows of several tokens, in tiles. A tile writes a full tile of outputs; what it writes past its row is
     overwritten by the rows after it, which is why chunks run in order and before decodes."""
     tokens, heads, head_dim = q_thd.shape
-    _, _, page_size, kv_heads, _ = PoolShape.of(pool)
+    _, _, page_size, kv_heads, *_ = PoolShape.of(pool)
     group = heads // kv_heads
     tile = min(CHUNK_TILE, tokens)
     pages_per_block = _pages_per_block(CHUNK_BLOCK, batch.page_table, page_size)

@@ -18,6 +18,13 @@ SHAPE = PoolShape(pages=6, layers=3, page_size=4, kv_heads=2, head_dim=8)
 def test_sizes() -> None:
     assert SHAPE.array == (7, 3, 4, 2, 16)
     assert SHAPE.page_elements == 3 * 4 * 2 * 16
+    eight_bits = SHAPE._replace(quantized=True)
+    assert eight_bits.array == (7, 3, 4, 2, 20)
+    assert eight_bits.page_elements == 3 * 4 * 2 * 20
+    for shape, dtype in ((SHAPE, jnp.float32), (SHAPE, jnp.bfloat16), (eight_bits, jnp.uint8)):
+        for kv_heads in (1, 2):
+            shape = shape._replace(kv_heads=kv_heads)
+            assert PoolShape.of(jnp.zeros(shape.array, dtype)) == shape
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 9])
@@ -52,10 +59,12 @@ def test_gather_reads_one_layer_of_pages_in_their_order() -> None:
     np.testing.assert_array_equal(rows, pool[pages, 2].reshape(12, SHAPE.kv_heads, 16))
 
 
+@pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("kv_heads", [1, 2, 3])
 @pytest.mark.parametrize("tokens", [1, 16])
-def test_a_pool_carried_through_layers_is_never_copied(kv_heads: int, tokens: int) -> None:
-    shape = PoolShape(pages=256, layers=4, page_size=16, kv_heads=kv_heads, head_dim=64)
+def test_a_pool_carried_through_layers_is_never_copied(kv_heads: int, tokens: int, quantized: bool) -> None:
+    shape = PoolShape(256, layers=4, page_size=16, kv_heads=kv_heads, head_dim=64, quantized=quantized)
+    dtype = jnp.dtype(jnp.uint8 if quantized else jnp.float32)
     kv = jax.ShapeDtypeStruct((tokens, kv_heads, 64), jnp.float32)
     slots = jax.ShapeDtypeStruct((tokens,), jnp.int32)
     pages = jax.ShapeDtypeStruct((8,), jnp.int32)
@@ -70,10 +79,10 @@ def test_a_pool_carried_through_layers_is_never_copied(kv_heads: int, tokens: in
 
         return lax.scan(layer, (pool, jnp.float32(0)), jnp.arange(shape.layers))[0]
 
-    pool = jax.ShapeDtypeStruct(shape.array, jnp.float32)
+    pool = jax.ShapeDtypeStruct(shape.array, dtype)
     compiled = jax.jit(layers, donate_argnums=0).lower(pool, kv, kv, slots, pages).compile()
     memory = compiled.memory_analysis()
     assert memory is not None
-    pool_bytes = 4 * math.prod(shape.array)
+    pool_bytes = dtype.itemsize * math.prod(shape.array)
     assert memory.alias_size_in_bytes >= pool_bytes
     assert memory.temp_size_in_bytes < pool_bytes / 20
