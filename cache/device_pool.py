@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +77,7 @@ class Gathered:
 
     def is_ready(self) -> bool:
         """Whether `rows` would return at once."""
-        return self._array is None or self._array.is_ready()
+        return self._array is None or _is_ready(self._array)
 
     def rows(self) -> np.ndarray:
         """u8 `[n, page_bytes]`, valid until `release`; waits. Raises what the device raised."""
@@ -193,7 +193,7 @@ class DevicePool:
         """A buffer to be filled; None while all are in use. Any thread; so `upload` and `give_back`."""
         slots = self._stagings
         with self._lock:
-            while self._reading and self._reading[0][0].is_ready():
+            while self._reading and _is_ready(self._reading[0][0]):
                 self._return(self._reading.popleft()[1])
         staging = slots.take()
         if staging is not None:
@@ -298,3 +298,8 @@ class DevicePool:
 
     def _zeros(self) -> jax.Array:
         return jnp.zeros(self.shape.array, self.dtype)
+
+
+def _is_ready(array: Any) -> bool:
+    # Part of jax's arrays, but not of the class that is declared to type checkers.
+    return array.is_ready()

@@ -38,7 +38,7 @@ T = TypeVar("T")
 class TierMover:
     """Implements `moves.Mover`. `save` waits only while more is under way than the device pool has buffers for.
 
-    wake: called in any thread when `poll` has something to tell; it must be quick and not call the mover.
+    wake: called in any thread when `poll` has something to do again; it must be quick and not call the mover.
     """
 
     def __init__(
@@ -85,6 +85,7 @@ class TierMover:
         self._staged: deque[Staged] = deque()
         self._reads, self._writes = Lane(read_bytes), Lane(write_bytes)
         self._results: list[Result] = []
+        self._undeleted: list[PageKey] = []
         self._running: Job | None = None
         self._closing = self._stopped = False
         self._thread = threading.Thread(target=self._run, name="tierax-copies", daemon=True)
@@ -148,6 +149,11 @@ class TierMover:
                 for key in keys:
                     self._pending["delete"] += 1
                     self._add(Job("delete", (), key=key))
+
+    def take_undeleted(self) -> list[PageKey]:
+        with self._changed:
+            undeleted, self._undeleted = self._undeleted, []
+        return undeleted
 
     def poll(self, now: float) -> list[Move]:
         self._scatter_staged()
@@ -353,8 +359,8 @@ class TierMover:
         if ticket.move.kind != "load":
             self._pending[ticket.move.kind] -= len(outcomes)
         self._results.append(Result(ticket, first, outcomes, seconds, self._clock(), rows))
-        self._changed.notify_all()
-        self._wake()
+        if len(self._results) == 1:
+            self._wake()
 
     def _notice_gathers(self) -> None:
         # The device runs them in order.
@@ -452,7 +458,8 @@ class TierMover:
             self._end(job)
             if uploaded:
                 self._staged.append(Staged(job, staging, good, self._clock() - began))
-                self._wake()
+                if len(self._staged) == 1:
+                    self._wake()
             else:
                 self._device.give_back(staging)
             if not ticket.cancelled:
@@ -554,6 +561,9 @@ class TierMover:
             self._writes.in_flight -= size
             if job.ticket is None:
                 self._pending["delete"] -= 1
+                if outcome not in (Outcome.OK, Outcome.MISSING, Outcome.CANCELLED):
+                    assert job.key is not None
+                    self._undeleted.append(job.key)
             else:
                 seconds = self._clock() - job.began if outcome is Outcome.OK else None
                 self._post(job.ticket, job.first, [outcome], seconds)

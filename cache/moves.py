@@ -87,6 +87,10 @@ class Mover(Protocol):
         """Removes pages from L3, in order with `write`; what is absent already is no error."""
         ...
 
+    def take_undeleted(self) -> list[PageKey]:
+        """Pages that a `delete` has failed to remove since the last call."""
+        ...
+
     def poll(self, now: float) -> list[Move]:
         """Observes what has happened, puts staged loads onto the device, and returns the moves that have news."""
         ...

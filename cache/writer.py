@@ -34,6 +34,8 @@ class WriterStats:
     """Host to disk, acknowledged."""
     failed_pages: dict[str, int] = field(default_factory=dict)
     """Writes that failed, by outcome."""
+    failed_deletes: int = 0
+    """Deletes that failed; they are tried again."""
     paused: int = 0
     """Times that writing paused after a failure."""
 
@@ -72,6 +74,8 @@ class Writer:
         self._saves: dict[Move, list[int]] = {}
         self._writes: dict[Move, _Write] = {}
         self._pages_in_flight = 0
+        self._undeleted: dict[PageKey, None] = {}
+        """Pages that left the index, but not the store. Nothing is written while there are any: the disk may be full."""
         self._unfilled: set[int] = set()
         """Host rows in the tree that a failed save has not reached."""
         self._paused_until = float("-inf")
@@ -80,8 +84,8 @@ class Writer:
             cache.tiers.unwritten = {}
 
     def busy(self, now: float) -> bool:
-        noted = self._cache.tiers.unwritten and now >= self._paused_until
-        return bool(self._saves or self._writes or self._cache.tiers.saves or noted)
+        owed = (self._cache.tiers.unwritten or self._undeleted) and now >= self._paused_until
+        return bool(self._saves or self._writes or self._cache.tiers.saves or owed)
 
     def save_evicted(self) -> None:
         """Orders the copies that are owed, before a step overwrites their sources."""
@@ -103,6 +107,7 @@ class Writer:
         self.save_evicted()
         if self._index is not None:
             self._mover.delete(self._index.expire(now))
+            self._delete_again(now)
             self._write_noted(now)
 
     def observe_save(self, move: Move) -> None:
@@ -149,6 +154,19 @@ class Writer:
         """The disk has lost or spoilt a page: it goes, and so does what hangs below it."""
         if self._index is not None:
             self._mover.delete([key, *self._index.remove(key, "corrupt")])
+
+    def _delete_again(self, now: float) -> None:
+        assert self._index is not None
+        if failed := self._mover.take_undeleted():
+            self.stats.failed_deletes += len(failed)
+            self._undeleted.update(dict.fromkeys(failed))
+            self._pause(now)
+        elif self._undeleted and now >= self._paused_until:
+            # What the index has again was, or is being, written over.
+            self._mover.delete([key for key in self._undeleted if key not in self._index])
+            self._undeleted.clear()
+            # Before anything is written it must be known whether that worked.
+            self._paused_until = now + PAUSE
 
     def _write_noted(self, now: float) -> None:
         noted = self._cache.tiers.unwritten
