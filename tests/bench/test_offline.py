@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers import fake_llama_cpp
 from helpers.tiny_text_model import write_tiny_text_model
 from tierax.bench import offline
 from tierax.bench.bounds import Machine
@@ -153,6 +155,45 @@ def test_llama_bench_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
         {"batch": 8, "context": 200, "tok_s": 120.5},
     ]
     assert answer["weights"] == "llama Q4_1"
+
+
+@pytest.fixture
+def llama_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """No programs of llama.cpp, but its package, or what looks like it; the file tells what was decoded."""
+    (tmp_path / "llama_cpp.py").write_text(Path(fake_llama_cpp.__file__).read_text())
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setenv("FAKE_LLAMA_LOG", str(tmp_path / "log"))
+    return tmp_path / "log"
+
+
+def test_llama_cpp_decodes_several_sequences_at_once(llama_log: Path) -> None:
+    task = replace(TASK, decode=[(1, 128), (8, 200), (16, 40)])
+    answer = offline.PEERS["llama.cpp"](task, sys.executable)
+    shapes = [(row["batch"], row["context"]) for row in answer["decode"]]
+    assert shapes == task.decode
+    # The stand-in is slower with one cache for all; a single sequence has no choice.
+    assert [row["cache"] for row in answer["decode"]] == ["unified", "one per sequence", "one per sequence"]
+    for row in answer["decode"] + answer["prefill"]:
+        assert 0 < row["tok_s_min"] <= row["tok_s"] <= row["tok_s_max"]
+    assert answer["decode"][1]["tok_s"] < 8 * 1000
+    assert answer["versions"] == "llama_cpp 0.0-fake"
+
+    decoded = [json.loads(line) for line in llama_log.read_text().splitlines()]
+    for batch, context in task.decode:
+        steps = [places for count, _, places in decoded if count == batch and len(places) == batch]
+        # 3 settling and 8 measured steps, once to warm up and twice to count, in both kinds of cache.
+        assert len(steps) == 11 * 3 * (1 if batch == 1 else 2)
+        assert all(len(set(places)) == 1 for places in steps), "all sequences are equally long"
+        measured = [places[0] for places in steps][3:11]
+        assert measured == list(range(context - 4, context + 4))
+    assert [len(places) for count, _, places in decoded if len(places) == 512] == [512] * 3
+
+
+def test_what_llama_cpp_refuses_is_said(llama_log: Path) -> None:
+    with pytest.raises(PeerMissing, match=r"llama\.cpp cannot load other\.gguf"):
+        offline.PEERS["llama.cpp"](replace(TASK, model="other.gguf"), sys.executable)
+    assert not llama_log.exists()
 
 
 def test_a_script_that_fails_says_why(tmp_path: Path) -> None:
