@@ -131,7 +131,9 @@ class TierMover:
                     job = Job("read", (row,), ticket, i, key=key, waits=1)
                     self._add(job)
                     self._reads.waiting.append((job, layout.record_bytes))
-                self._changed.notify_all()
+            # Asked from here, all at once: the copy thread would do it between copies. What exceeds the bound waits for it.
+            while (job := self._next_read()) is not None:
+                self._ask(job)
         return ticket.move
 
     def write(self, keys: Sequence[PageKey], host_rows: Sequence[int]) -> Move:
@@ -467,6 +469,10 @@ class TierMover:
                     self._post(ticket, job.first + i, [Outcome.IO_ERROR])
             self._changed.notify_all()
 
+    def _next_read(self) -> Job | None:
+        with self._changed:
+            return self._reads.next()
+
     def _ask(self, job: Job) -> None:
         """Asks the store for a record."""
         ticket, key = job.ticket, job.key
@@ -482,7 +488,7 @@ class TierMover:
             logger.exception("the store raised in a read")
             self._read_done(job, Outcome.IO_ERROR, None)
 
-    def _read_done(self, job: Job, outcome: Outcome, record: bytes | None) -> None:
+    def _read_done(self, job: Job, outcome: Outcome, record: Callable[[], bytes] | None) -> None:
         with self._changed:
             job.outcome, job.source = outcome, record
             self._arrive(job)
@@ -495,7 +501,7 @@ class TierMover:
         layout = self._disk()[1]
         try:
             if outcome is Outcome.OK:
-                page = np.frombuffer(unpack(job.source, key, layout), np.uint8)
+                page = np.frombuffer(unpack(job.source(), key, layout), np.uint8)
                 self._host.put(page.reshape(1, -1), job.rows)
         except RecordError as error:
             logger.warning("page %s of the disk cache is not used: %s", key.key.hex(), error)

@@ -11,6 +11,7 @@ import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import tensorstore as ts
@@ -39,6 +40,10 @@ PATIENCE_S = 60.0
 """What the calls that wait (list, describe, index) wait at most."""
 
 _ERRNO = re.compile(r"os_error_code='(\d+)'")
+
+
+Fetched = Callable[[], bytes]
+"""A record that was read; the call makes its bytes."""
 
 
 class PageStore:
@@ -108,9 +113,10 @@ class PageStore:
 
     # The three movements.
 
-    def read(self, key: PageKey, done: Callable[[Outcome, bytes | None], None]) -> None:
-        """Fetches a record; `done(outcome, record)` is called exactly once, in a thread of the store's or in this one,
-        with the record only if the outcome is OK. The record has not been checked: `record.unpack` does that.
+    def read(self, key: PageKey, done: Callable[[Outcome, Fetched | None], None]) -> None:
+        """Fetches a record; `done(outcome, fetched)` is called exactly once, in a thread of the store's or in this one,
+        with something only if the outcome is OK: `fetched()` makes the record's bytes, which is a copy and not for the
+        store's threads, which have others to read. The record has not been checked: `record.unpack` does that.
 
         `done` should be quick, and must not raise or call `close`.
         """
@@ -120,7 +126,7 @@ class PageStore:
             try:
                 result = future.result()
                 if result.state == "value":
-                    record = result.value
+                    record = partial(getattr, result, "value")
                 else:
                     outcome = Outcome.MISSING
             except Exception as error:

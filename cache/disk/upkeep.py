@@ -18,10 +18,11 @@ DELETES_IN_FLIGHT = 64
 
 def check_pages(store: PageStore, keys: Iterable[PageKey]) -> Iterator[tuple[PageKey, int, str | None]]:
     """Reads every page: its key, the bytes read, and what is wrong with it (None: nothing), as they come."""
-    for key, (outcome, record) in _each(store.read, keys, READS_IN_FLIGHT):
-        if record is None:
+    for key, (outcome, fetched) in _each(store.read, keys, READS_IN_FLIGHT):
+        if fetched is None:
             yield key, 0, outcome.value
             continue
+        record = fetched()
         try:
             found = inspect(record)[0]
             yield key, len(record), None if found == key else f"other key: it holds page {found.key.hex()}"

@@ -24,14 +24,15 @@ class DictStore:
         self._answers: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
 
-    def read(self, key: PageKey, done: Callable[[Outcome, bytes | None], None]) -> None:
+    def read(self, key: PageKey, done: Callable[[Outcome, Callable[[], bytes] | None], None]) -> None:
         def answer() -> None:
             if key in self.faults:
                 done(self.faults[key], None)
             elif key not in self.records:
                 done(Outcome.MISSING, None)
             else:
-                done(Outcome.OK, self.spoil.get(key, bytes)(self.records[key]))
+                record = self.spoil.get(key, bytes)(self.records[key])
+                done(Outcome.OK, lambda: record)
 
         self._call("read", key, answer)
 

@@ -48,6 +48,7 @@ def answers(calls: Iterable[tuple[Any, ...]]) -> list[Any]:
     waiting = threading.Semaphore(0)
 
     def done(place: int, *result: Any) -> None:
+        result = tuple(part() if callable(part) else part for part in result)
         results[place].append(result[0] if len(result) == 1 else result)
         waiting.release()
 

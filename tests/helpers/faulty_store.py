@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from tierax.cache.disk.store import PageStore
+from tierax.cache.disk.store import Fetched, PageStore
 from tierax.cache.moves import Outcome
 from tierax.cache.page_keys import PageKey
 
@@ -105,12 +105,12 @@ class FaultyStore(PageStore):
     def stalled(self) -> int:
         return len(self._stalled)
 
-    def read(self, key: PageKey, done: Callable[[Outcome, bytes | None], None]) -> None:
+    def read(self, key: PageKey, done: Callable[[Outcome, Fetched | None], None]) -> None:
         fault = self._strike("read", key)
         real = super().read
 
-        def answer(outcome: Outcome, record: bytes | None) -> None:
-            done(outcome, self._damage(fault, record) if record else record)
+        def answer(outcome: Outcome, record: Fetched | None) -> None:
+            done(outcome, record and (lambda: self._damage(fault, record())))
 
         if fault in _OUTCOMES:
             self._later("read", fault, lambda: done(_OUTCOMES[fault], None))
