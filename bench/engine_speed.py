@@ -129,7 +129,7 @@ def model_cost(llm: LLM) -> ModelCost:
     layers = model.num_parameters() - embed * (1 if model.tie_embeddings else 2)
     return ModelCost(
         weight_bytes=read * _ITEMSIZE[engine.dtype],
-        kv_bytes_per_token=model.kv_bytes_per_token(_ITEMSIZE[engine.kv_dtype]),
+        kv_bytes_per_token=engine.page_bytes // engine.cache.page_size,
         matrix_parameters=layers,
         head_parameters=embed,
         attention_flops_per_pair=4 * model.num_layers * model.num_heads * model.head_dim,

@@ -6,6 +6,7 @@ what exceeds the bound stays noted, and goes when there is room again, if it is 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from .manager import CacheManager, Hold
 from .moves import Move, Mover, Outcome
 from .page_keys import PageKey
 from .radix_tree import HOST, Node
+
+logger = logging.getLogger(__name__)
 
 PAUSE = 5.0
 """Seconds without writes after one has failed: a full or broken disk is not asked again for every page."""
@@ -79,6 +82,8 @@ class Writer:
         self._unfilled: set[int] = set()
         """Host rows in the tree that a failed save has not reached."""
         self._paused_until = float("-inf")
+        self._out_of_order = False
+        """Something has failed since the last page that was written."""
         self._look_again_at = float("-inf")
         if index is not None:
             cache.tiers.unwritten = {}
@@ -123,7 +128,7 @@ class Writer:
         """Takes the news of a write: every page once."""
         assert self._index is not None
         write = self._writes[move]
-        failed = False
+        failed: Outcome | None = None
         for at in list(write.open):
             outcome = move.outcomes[at]
             if outcome is None:
@@ -133,11 +138,13 @@ class Writer:
             if outcome is Outcome.OK:
                 self._index.stored(write.keys[at])
                 self.stats.written_pages += 1
+                self._out_of_order = False
             else:
-                failed = True
+                failed = outcome
                 self._mover.delete(self._index.failed(write.keys[at]))
                 self.stats.failed_pages[outcome.value] = self.stats.failed_pages.get(outcome.value, 0) + 1
-        if failed:
+        if failed is not None:
+            self._complain(f"a page could not be written: {failed.value}")
             self._pause(now)
             self._note_again(write.hold)
         if not write.open:
@@ -150,14 +157,17 @@ class Writer:
         self._saves.clear()
         self._unfilled.clear()
 
-    def bad_page(self, key: PageKey) -> None:
-        """The disk has lost or spoilt a page: it goes, and so does what hangs below it."""
+    def delete(self, keys: list[PageKey]) -> None:
+        """Deletes what has left the index; nothing, where the disk is only read."""
         if self._index is not None:
-            self._mover.delete([key, *self._index.remove(key, "corrupt")])
+            self._mover.delete(keys)
 
     def _delete_again(self, now: float) -> None:
         assert self._index is not None
         if failed := self._mover.take_undeleted():
+            self._complain(
+                f"{len(failed)} pages could not be deleted; nothing is written until they are gone"
+            )
             self.stats.failed_deletes += len(failed)
             self._undeleted.update(dict.fromkeys(failed))
             self._pause(now)
@@ -232,6 +242,12 @@ class Writer:
             return True
         self._pause(now)
         return False
+
+    def _complain(self, problem: str) -> None:
+        """Once, until something has been written again."""
+        if not self._out_of_order:
+            logger.warning("disk cache: %s; it is tried again every %g s", problem, PAUSE)
+        self._out_of_order = True
 
     def _pause(self, now: float) -> None:
         self.stats.paused += 1

@@ -203,10 +203,11 @@ class Engine:
             for index in range(params.n)
         ]
 
-    def close(self) -> None:
-        """Lets writes to the disk end, within a bound, and lets go of process-wide hooks; of no use afterwards."""
+    def close(self, drain_timeout: float = 10.0) -> None:
+        """Lets writes to the disk end within `drain_timeout` seconds, and lets go of process-wide hooks; of no use
+        afterwards."""
         if self.tiers is not None:
-            self.tiers.close()
+            self.tiers.close(drain_timeout)
         self._compiles.close()
 
     def _make_pool(

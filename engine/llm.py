@@ -18,8 +18,9 @@ from tqdm import tqdm
 from .chat_template import TemplateError
 from .config import EngineConfig
 from .engine import Engine
+from .prefetch_policy import PrefetchPolicy
 from .request import Delta, FinishReason, Request, SamplingParams, TokenLogprob
-from .thread import BLOCKED_WAIT
+from .thread import BLOCKED_WAIT, DRAIN_TIMEOUT
 from .validate import ParameterError, check_messages, check_sampling
 
 Prompt = str | Sequence[int]
@@ -65,6 +66,10 @@ class Output:
     """As many as `SamplingParams.n`; a single empty one if the item was refused."""
     cached_tokens: int = 0
     """Prompt tokens that were not computed for this prompt."""
+    cached_by_tier: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("device", "host", "disk"), 0)
+    )
+    """`cached_tokens` by where the pages were when the prompt arrived."""
     error: str | None = None
     """Why there is no (whole) answer; None when all went well."""
 
@@ -83,11 +88,6 @@ class Output:
     @property
     def finish_reason(self) -> FinishReason | None:
         return self.choices[0].finish_reason
-
-    @property
-    def cached_by_tier(self) -> dict[str, int]:
-        """`cached_tokens` by where the pages were when the prompt arrived."""
-        return {"device": self.cached_tokens, "host": 0, "disk": 0}
 
 
 class LLM:
@@ -120,7 +120,7 @@ class LLM:
             tqdm,
             desc="preparing step programs",
             unit="program",
-            total=self._engine.executor.num_programs,
+            total=self._engine.num_programs,
             disable=None if use_tqdm else True,
         )
         self._engine.warm_up(bar)
@@ -133,7 +133,7 @@ class LLM:
         return self._engine
 
     def close(self) -> None:
-        """Lets go of the model and its memory. Closing again does nothing."""
+        """Lets writes to the disk end, within a bound; lets go of the model and its memory. Closing again does nothing."""
         with self._turn:
             if self._engine is not None:
                 self._engine.close()
@@ -152,16 +152,19 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
+        prefetch_policy: str | None = None,
         use_tqdm: Progress = True,
     ) -> list[Output]:
         """Completes each prompt: text (as it is, without a chat template) or token ids; a single one may come bare.
 
-        `sampling_params` is one for all or one for each. Returns one output per prompt, in order.
+        `sampling_params` is one for all or one for each; `prefetch_policy` says how long prompts wait for the disk
+        (None: as the engine's config does). Returns one output per prompt, in order.
         Raises `ParameterError` for parameters for all that are out of range, and for a wrong number of them.
         """
         single = isinstance(prompts, str) or (len(prompts) > 0 and all(type(p) is int for p in prompts))
         items = [prompts] if single else list(prompts)
-        return self._run([partial(self._encode, item) for item in items], sampling_params, use_tqdm)
+        encoders = [partial(self._encode, item) for item in items]
+        return self._run(encoders, sampling_params, prefetch_policy, use_tqdm)
 
     def chat(
         self,
@@ -172,6 +175,7 @@ class LLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        prefetch_policy: str | None = None,
         use_tqdm: Progress = True,
     ) -> list[Output]:
         """Answers one conversation (a list of messages) or several (a list of such lists); else like `generate`.
@@ -193,7 +197,7 @@ class LLM:
         }
         items = [messages] if single else list(messages)
         encoders = [partial(self._encode_chat, item, variables) for item in items]
-        return self._run(encoders, sampling_params, use_tqdm)
+        return self._run(encoders, sampling_params, prefetch_policy, use_tqdm)
 
     def _encode(self, prompt: object) -> list[int]:
         tokenizer = self.engine.tokenizer
@@ -220,9 +224,11 @@ class LLM:
         self,
         encoders: list[Callable[[], list[int]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        prefetch_policy: str | None,
         use_tqdm: Progress,
     ) -> list[Output]:
         params = self._params_for(len(encoders), sampling_params)
+        prefetch = _prefetch(prefetch_policy)
         # tqdm: disable=None means where stderr is no terminal.
         bar_class, hidden = (
             (tqdm, None if use_tqdm else True) if isinstance(use_tqdm, bool) else (use_tqdm, False)
@@ -233,7 +239,7 @@ class LLM:
             bar_class(total=len(encoders), unit="prompt", disable=hidden, miniters=0) as bar,
         ):
             self._calls += 1
-            batch = _Batch(self.engine, f"llm-{self._calls}", bar)
+            batch = _Batch(self.engine, f"llm-{self._calls}", bar, prefetch)
             return batch.run(encoders, params, interrupted)
 
     def _params_for(
@@ -254,10 +260,11 @@ class LLM:
 class _Batch:
     """One call's items on their way through the engine's loop."""
 
-    def __init__(self, engine: Engine, name: str, bar: tqdm) -> None:
+    def __init__(self, engine: Engine, name: str, bar: tqdm, prefetch: PrefetchPolicy | None) -> None:
         self._engine = engine
         self._name = name
         self._bar = bar
+        self._prefetch = prefetch
         self._outputs: list[Output] = []
         self._open: dict[str, tuple[Output, Choice]] = {}
         self._started = engine.clock()
@@ -288,9 +295,21 @@ class _Batch:
         finally:
             for request_id in list(self._open):
                 loop.abort(request_id)
-            while not loop.idle:
-                loop.step()
+            self._wind_up()
         return self._outputs
+
+    def _wind_up(self) -> None:
+        """Lets the device end what it has begun, and the disk its writes: a script need not close its LLM to keep them.
+
+        That has a bound, since a disk may have stalled.
+        """
+        loop, clock = self._engine.loop, self._engine.clock
+        while loop.step():
+            pass
+        deadline = clock() + DRAIN_TIMEOUT
+        while not loop.idle and clock() < deadline:
+            if not loop.step():
+                time.sleep(BLOCKED_WAIT)
 
     def _add(self, encode: Callable[[], list[int]], params: SamplingParams) -> None:
         ids: list[int] = []
@@ -314,7 +333,9 @@ class _Batch:
                 "sampling_params", f"a SamplingParams is expected, not {type(params).__name__}"
             )
         request_id = f"{self._name}-{len(self._outputs)}"
-        return self._engine.make_requests(ids, params, request_id=request_id, on_delta=self._on_delta)
+        return self._engine.make_requests(
+            ids, params, request_id=request_id, prefetch=self._prefetch, on_delta=self._on_delta
+        )
 
     def _on_delta(self, delta: Delta) -> None:
         request = delta.request
@@ -327,6 +348,7 @@ class _Batch:
         output.error = output.error or delta.error
         if choice is output.choices[0]:
             output.cached_tokens = request.cached_tokens
+            output.cached_by_tier = request.cached_by_tier
             self._prompt_tokens += request.num_prompt
             self._cached_tokens += request.cached_tokens
         if delta.finish_reason != "abort" and all(c.finish_reason is not None for c in output.choices):
@@ -339,6 +361,13 @@ class _Batch:
         cached = self._cached_tokens / max(1, self._prompt_tokens)
         self._bar.set_postfix_str(f"{rate:.1f} tok/s, {cached:.0%} cached", refresh=False)
         self._bar.update(0)
+
+
+def _prefetch(text: str | None) -> PrefetchPolicy | None:
+    try:
+        return None if text is None else PrefetchPolicy.parse(text)
+    except ValueError as error:
+        raise ParameterError("prefetch_policy", str(error)) from None
 
 
 @contextmanager

@@ -123,8 +123,8 @@ class Prefetcher:
         self._reading: dict[bytes, None] = {}
         """Keys of the pages that are being read, or have arrived and await their place."""
         self._loads: dict[Request, _Load] = {}
-        self.on_bad_page: Callable[[PageKey], None] = lambda _: None
-        """Told of a page that the disk has lost or spoilt."""
+        self.on_bad_pages: Callable[[list[PageKey]], None] = lambda _: None
+        """Told of pages that the disk has lost or spoilt, and of what hangs below them: they have left the index."""
         self.order_saves: Callable[[], None] = lambda: None
         """Orders the copies to the host that are owed; the mover must know of them before it hears of their rows."""
 
@@ -222,7 +222,8 @@ class Prefetcher:
                 self._fail(wait, page, read.rows[at], outcome)
         if not read.open:
             del self._reads[move]
-            self.choice.read.measure(move.good * self._page_bytes, move.seconds, now)
+            arrived = move.outcomes.count(Outcome.OK)
+            self.choice.read.measure(arrived * self._page_bytes, move.seconds, now)
         if wait.hold is None:
             # Nobody waits for it; but it may be of use to the next one.
             self._advance(wait)
@@ -282,8 +283,9 @@ class Prefetcher:
         wait.failed.add(page)
         self._forget(wait, page)
         self.stats.failed_pages[outcome.value] = self.stats.failed_pages.get(outcome.value, 0) + 1
-        if outcome in (Outcome.CORRUPT, Outcome.MISSING):
-            self.on_bad_page(wait.keys[page])
+        bad = outcome in (Outcome.CORRUPT, Outcome.MISSING)
+        if bad and self._index is not None and self._index.is_stored(wait.keys[page]):
+            self.on_bad_pages(self._index.remove(wait.keys[page], outcome.value))
 
     def _forget(self, wait: _Wait, page: int) -> None:
         """The page is no longer on its way."""
@@ -326,7 +328,8 @@ class Prefetcher:
     def loaded(self, request: Request, now: float) -> bool:
         load = self._loads[request]
         if load.deadline is None:
-            load.deadline = (request.arrival if request.residency == 0 else now) + self._max_wait
+            # Not from its arrival: what came up while the request waited for the disk, or for its turn, is to be used.
+            load.deadline = now + self._max_wait
         late = now >= load.deadline
         if load.after is not None:
             if not (load.after.done or late):

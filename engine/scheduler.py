@@ -196,7 +196,7 @@ class Scheduler:
         request.num_computed = lease.num_shared * self.cache.page_size
         if request.residency == 1:
             request.first_scheduled = now
-            self._stats.prompt_tokens += request.num_prompt
+            self._stats.count_query(request.num_prompt, request.found)
         self._count_hit(request, request.num_computed)
         self.running.append(request)
 

@@ -17,6 +17,10 @@ class EngineStats:
         default_factory=lambda: dict.fromkeys(("device", "host", "disk"), 0)
     )
     """The hits by where they were when their request arrived."""
+    queries_by_tier: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(("device", "host", "disk"), 0)
+    )
+    """The queries by tier: tokens that no tier above had when their request arrived."""
     generated_tokens: int = 0
     computed_tokens: int = 0
     """Tokens that went through the model, recomputation after retractions included."""
@@ -45,6 +49,12 @@ class EngineStats:
     pages_evictable: int = 0
     pages_in_use: int = 0
     evicted_pages: int = 0
+
+    def count_query(self, prompt_tokens: int, found: tuple[int, int, int]) -> None:
+        """A request is admitted; `found`: how far its prompt was known at its arrival, by tier (`Request.found`)."""
+        self.prompt_tokens += prompt_tokens
+        for tier, above in zip(self.queries_by_tier, (0, *found[:2]), strict=True):
+            self.queries_by_tier[tier] += prompt_tokens - above
 
     def count_hit(self, by_tier: dict[str, int]) -> None:
         """So many prompt tokens need not be computed, by tier."""

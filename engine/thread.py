@@ -5,9 +5,13 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 from .engine import Engine
+from .errors import EngineStopped
 from .request import Delta, Request
 
 logger = logging.getLogger(__name__)
@@ -16,6 +20,10 @@ IDLE_WAIT = 0.5
 """Seconds between heartbeats when there is nothing to do."""
 BLOCKED_WAIT = 0.001
 """Seconds before looking again when requests wait for a transfer."""
+DRAIN_TIMEOUT = 10.0
+"""Seconds that writes to the disk get at the end."""
+
+T = TypeVar("T")
 
 
 class EngineThread:
@@ -23,10 +31,18 @@ class EngineThread:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.on_fault: Callable[[], None] = lambda: None
+        """Called in the engine's thread after the device has lost its pages, and with them every hold."""
         self._commands: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._closing = False
         self._ready = threading.Event()
         self._asked_to_close = threading.Event()
+        self._hurry = threading.Event()
+        self._deadline = float("inf")
+        self._calls: set[Future[Any]] = set()
+        self._calls_lock = threading.Lock()
+        self._ended = False
+        self._faults = 0
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._beat = engine.clock()
 
@@ -34,13 +50,22 @@ class EngineThread:
         """Starts the thread, which warms up first."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Aborts what runs and joins the thread; the step in flight, or the program being compiled, is waited for."""
+    def close(self, drain_timeout: float = DRAIN_TIMEOUT) -> None:
+        """Aborts what runs, lets writes to the disk end within `drain_timeout` seconds, and joins the thread.
+
+        The step in flight, or the program being compiled, is waited for.
+        """
+        self._deadline = self.engine.clock() + drain_timeout
         self._asked_to_close.set()
         if self._thread.ident is not None:
             self._commands.put(self._stop)
             self._thread.join()
-        self.engine.close()
+        self._end_calls()
+        self.engine.close(self._time_left())
+
+    def hurry(self) -> None:
+        """A `close` under way, or to come, waits for the disk no longer."""
+        self._hurry.set()
 
     def submit(self, requests: list[Request]) -> None:
         """Hands over requests; their deltas come in the engine's thread."""
@@ -49,6 +74,21 @@ class EngineThread:
     def abort(self, request_ids: list[str]) -> None:
         """Ends requests; unknown and ended ids are ignored."""
         self._commands.put(lambda: self._abort(request_ids))
+
+    def call(self, work: Callable[[], T]) -> Future[T]:
+        """Runs `work` in the engine's thread, between two steps and after warm-up.
+
+        The future gets its result or its exception, `EngineStopped` if the thread ends before. Cancelled in time,
+        `work` does not run.
+        """
+        future: Future[T] = Future()
+        with self._calls_lock:
+            if self._ended:
+                future.set_exception(_stopped())
+                return future
+            self._calls.add(future)
+        self._commands.put(lambda: self._answer(future, work))
+        return future
 
     @property
     def alive(self) -> bool:
@@ -78,15 +118,23 @@ class EngineThread:
             while not self._closing:
                 self._turn()
             self._obey(block_for=0.0)
-            self._abort_all()
+            self._wind_up()
         except Exception:
             logger.exception("the engine's loop ended by an error")
+        finally:
+            self._end_calls()
 
     def _turn(self) -> None:
         loop = self.engine.loop
         self._beat = self.engine.clock()
         self._obey(block_for=IDLE_WAIT if loop.idle else 0.0)
-        if not loop.idle and not self._closing and not loop.step():
+        if loop.idle or self._closing:
+            return
+        waits = not loop.step()
+        if loop.stats.faults > self._faults:
+            self._faults = loop.stats.faults
+            self.on_fault()
+        if waits:
             self._obey(block_for=BLOCKED_WAIT)
 
     def _obey(self, block_for: float) -> None:
@@ -113,11 +161,42 @@ class EngineThread:
         for request_id in request_ids:
             self.engine.loop.abort(request_id)
 
+    def _answer(self, future: Future[T], work: Callable[[], T]) -> None:
+        with self._calls_lock:
+            self._calls.discard(future)
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            result = work()
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def _end_calls(self) -> None:
+        with self._calls_lock:
+            self._ended = True
+            calls, self._calls = self._calls, set()
+        for future in calls:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(_stopped())
+
     def _stop(self) -> None:
         self._closing = True
 
-    def _abort_all(self) -> None:
+    def _wind_up(self) -> None:
         loop = self.engine.loop
         self._abort(loop.request_ids)
-        while not loop.idle:
-            loop.step()
+        # The device ends what it has begun; a disk may have stalled for ever.
+        while loop.step():
+            pass
+        while not loop.idle and self._time_left() > 0:
+            if not loop.step():
+                time.sleep(BLOCKED_WAIT)
+
+    def _time_left(self) -> float:
+        return 0.0 if self._hurry.is_set() else max(self._deadline - self.engine.clock(), 0.0)
+
+
+def _stopped() -> EngineStopped:
+    return EngineStopped("the engine's thread has ended")

@@ -19,25 +19,27 @@ class TierTransfers:
         prefetcher: Prefetcher,
         writer: Writer,
         look_around: Callable[[], None] = lambda: None,
+        *,
+        clock: Callable[[], float],
     ) -> None:
-        """`look_around` is called every turn: it takes in what others have written to the disk."""
+        """`look_around` is called every turn: it takes in what others have written to the disk. `clock` says when a
+        pause is over even while there are no turns."""
         self.mover = mover
         self._look_around = look_around
         self.prefetcher = prefetcher
         self.writer = writer
-        self._now = 0.0
-        prefetcher.on_bad_page = writer.bad_page
+        self._clock = clock
+        prefetcher.on_bad_pages = writer.delete
         prefetcher.order_saves = writer.save_evicted
 
     @property
     def busy(self) -> bool:
-        return self.prefetcher.busy or self.writer.busy(self._now)
+        return self.prefetcher.busy or self.writer.busy(self._clock())
 
     def start(self, request: Request, now: float) -> None:
         self.prefetcher.start(request, now)
 
     def poll(self, now: float) -> None:
-        self._now = now
         for move in self.mover.poll(now):
             if move.kind == "read":
                 self.prefetcher.observe_read(move, now)
@@ -70,7 +72,6 @@ class TierTransfers:
         self.writer.save_evicted()
 
     def after_step(self, now: float) -> None:
-        self._now = now
         self.writer.push(now)
 
     def prefilled(self, tokens: int, seconds: float, now: float) -> None:

@@ -13,6 +13,7 @@ from ..cache.disk.record import PageLayout
 from ..cache.disk.relist import Relist
 from ..cache.disk.store import PageStore, StoreError
 from ..cache.host_pool import HostPool
+from ..cache.malloc import keep_freed_memory
 from ..cache.manager import CacheManager
 from ..cache.mover import TierMover
 from ..cache.page_keys import namespace_digest
@@ -142,7 +143,8 @@ def build_tiers(
         if relist is not None and index is not None and (listed := relist.take()) is not None:
             mover.delete(index.add_listed(listed, record_bytes, cache.tiers.use(), spare_orphans=True))
 
-    return Tiers(host, store, index, mover, TierTransfers(mover, prefetcher, writer, look_around), relist)
+    transfers = TierTransfers(mover, prefetcher, writer, look_around, clock=clock)
+    return Tiers(host, store, index, mover, transfers, relist)
 
 
 def _layout(pool: DevicePool) -> PageLayout:
@@ -158,6 +160,7 @@ def _open_disk(
     """The store, and an index of what is in it already."""
     assert config.host_disk_cache_dir is not None
     started = clock()
+    keep_freed_memory()
     try:
         store = PageStore(config.host_disk_cache_dir, read_only=config.disk_cache_read_only)
         index = DiskIndex(

@@ -11,14 +11,16 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from prometheus_client.exposition import choose_encoder
 
+from ..engine.cache_control import CacheControl
 from ..engine.version import __version__
-from .auth import auth_middleware
+from .auth import auth_middleware, load_keys
+from .cache_routes import add_cache_routes
 from .chat import chat_completions
 from .completions import completions
 from .config import ServerConfig
 from .errors import ApiError, error_middleware, json_response, unavailable
 from .generation import EngineRunner, Service
-from .keys import CONFIG, NOW, SERVICE
+from .keys import CONFIG, CONTROL, NOW, SERVICE
 from .metrics import ServingMetrics
 
 _NOT_LIVE = "The engine's loop shows no sign of life."
@@ -31,17 +33,21 @@ def make_app(
     clock: Callable[[], float] = time.monotonic,
     now: Callable[[], float] = time.time,
 ) -> web.Application:
-    """The application over an engine's thread, which the caller starts and closes.
+    """The application over an engine's thread, which the caller starts and closes. Raises `ConfigError` for a key file
+    that cannot be used.
 
     Run it by `server.make_runner`, whose settings it relies on. `clock` is monotonic, `now` the wall clock; both in seconds.
     """
-    metrics = ServingMetrics(lambda: thread.engine.stats, clock)
+    control = CacheControl(thread.engine, config.pin_share())
+    thread.on_fault = control.restore_pins
+    metrics = ServingMetrics(thread.engine, control, clock)
     middlewares: list[Middleware] = [_count_answers, error_middleware]
-    if config.api_key is not None:
-        middlewares.append(auth_middleware(config.api_key))
+    if config.locked:
+        middlewares.append(auth_middleware(load_keys(config)))
     app = web.Application(middlewares=middlewares, client_max_size=config.max_body_size)
     app[SERVICE] = Service(thread, metrics, clock, created=int(now()))
     app[CONFIG] = config
+    app[CONTROL] = control
     app[NOW] = now
     app.cleanup_ctx.append(_run_service)
     app.router.add_post("/v1/chat/completions", chat_completions)
@@ -52,6 +58,7 @@ def make_app(
     app.router.add_get("/ready", ready)
     app.router.add_get("/version", show_version)
     app.router.add_get("/metrics", show_metrics)
+    add_cache_routes(app.router)
     return app
 
 

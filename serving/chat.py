@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from .auth import namespace_of
 from .body import read_body
 from .errors import bad_request
 from .generation import Call, Choice, Event, Generation, Service
 from .keys import CONFIG, NOW, SERVICE
 from .logprobs import chat_logprobs
-from .protocol import ChatBody, decode_chat, salt_namespace, sampling_params
+from .protocol import ChatBody, decode_chat, prefetch_policy, sampling_params
 from .streaming import respond_stream, respond_whole
 
 if TYPE_CHECKING:
@@ -33,7 +34,8 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         prefix="chatcmpl",
         prompts=[prompt],
         params=sampling_params(body, max_tokens=max_tokens, logprobs=logprobs),
-        namespace=salt_namespace(body.cache_salt),
+        namespace=namespace_of(request, body.cache_salt),
+        prefetch=prefetch_policy(body),
         priority=body.priority or 0,
         param="messages",
         started=started,

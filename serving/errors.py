@@ -18,6 +18,7 @@ _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
+    409: "conflict_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
 }

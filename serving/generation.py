@@ -7,11 +7,13 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ..engine.errors import EngineStopped
+from ..engine.prefetch_policy import PrefetchPolicy
 from ..engine.request import Delta, Request, SamplingParams, TokenLogprob
 from ..engine.validate import ParameterError, check_prompt, check_sampling
 from .errors import ApiError, bad_request, internal_error, unavailable
@@ -35,9 +37,12 @@ class EngineRunner(Protocol):
     """What serving needs of `engine.thread.EngineThread`."""
 
     engine: Engine
+    on_fault: Callable[[], None]
 
     def start(self) -> None: ...
-    def close(self) -> None: ...
+    def close(self, drain_timeout: float = ...) -> None: ...
+    def hurry(self) -> None: ...
+    def call(self, work: Callable[[], _T]) -> Future[_T]: ...
     def submit(self, requests: list[Request]) -> None: ...
     def abort(self, request_ids: list[str]) -> None: ...
     def heartbeat_age(self) -> float: ...
@@ -57,6 +62,10 @@ class Call:
     params: SamplingParams
     namespace: bytes = b""
     priority: int = 0
+    prefetch: PrefetchPolicy | None = None
+    """How long to wait for the disk; None = as the engine does."""
+    warming: bool = False
+    """Of the server's own making: taken before the server is ready, and left out of the latencies."""
     param: str = "prompt"
     """Field of the body that the prompts came from, for error messages."""
     echo: list[str] | None = None
@@ -104,6 +113,8 @@ class Service:
         self.metrics = metrics
         self.clock = clock
         self.draining = False
+        self.warm = True
+        """False while the prompts of the warm-up file are being computed."""
         self.mailbox = Mailbox()
         self._open: set[Generation] = set()
         # Tokenizing a long prompt takes whole seconds: two, so that one cannot hold up all the others.
@@ -122,14 +133,16 @@ class Service:
         beating = not self.thread.ready or self.thread.heartbeat_age() < MAX_HEARTBEAT_AGE
         return self.thread.alive and beating
 
-    def check_ready(self) -> None:
-        """Raises `ApiError` 503 when a call cannot be taken now."""
+    def check_ready(self, *, warming: bool = False) -> None:
+        """Raises `ApiError` 503 when a call cannot be taken now; `warming`: one of the server's own."""
         if self.draining:
             raise unavailable("The server is shutting down.", "shutting_down")
         if not self.thread.alive:
             raise _engine_stopped()
         if not self.thread.ready:
             raise unavailable("The engine is still warming up.", "not_ready")
+        if not self.warm and not warming:
+            raise unavailable("The cache is still being warmed.", "not_ready")
 
     def check_model(self, name: str | None) -> None:
         """Raises `ApiError` 404 unless `name` is the served model or left away."""
@@ -140,6 +153,14 @@ class Service:
     async def in_worker(self, work: Callable[..., _T], *args: Any) -> _T:
         """Runs text work in a worker thread, so that the event loop goes on meanwhile."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, work, *args)
+
+    async def in_engine(self, work: Callable[[], _T]) -> _T:
+        """Runs `work` in the engine's thread, between two steps. Raises `ApiError` 503 if that cannot be."""
+        self.check_ready()
+        try:
+            return await asyncio.wrap_future(self.thread.call(work))
+        except EngineStopped:
+            raise _engine_stopped() from None
 
     def encode(self, text: str, *, add_bos: bool, param: str) -> list[int]:
         """Token ids of a text, for workers. Refuses what cannot fit (`ApiError` 400) before the work of tokenizing."""
@@ -182,13 +203,14 @@ class Service:
                     request_id=f"{call_id}-{p}",
                     namespace=call.namespace,
                     priority=call.priority,
+                    prefetch=call.prefetch,
                     on_delta=on_delta,
                 )
             ]
 
     def submit(self, generation: Generation, requests: list[Request]) -> None:
         """Hands requests to the engine, and the generation to those who watch over it."""
-        self.check_ready()
+        self.check_ready(warming=generation.call.warming)
         self.thread.submit(requests)
         self._open.add(generation)
 
@@ -349,19 +371,24 @@ class Generation:
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage so far. A prompt counts once, however many choices it has."""
         prompt = sum(len(prompt) for prompt in self.call.prompts)
-        cached = sum(request.cached_tokens for request in self._requests[:: self.call.params.n])
+        firsts = self._requests[:: self.call.params.n]
+        by_tier = [request.cached_by_tier for request in firsts]
         return {
             "prompt_tokens": prompt,
             "completion_tokens": self._completion_tokens,
             "total_tokens": prompt + self._completion_tokens,
             "prompt_tokens_details": {
-                "cached_tokens": cached,
-                "cached_tokens_by_tier": {"device": cached, "host": 0, "disk": 0},
+                "cached_tokens": sum(sum(tiers.values()) for tiers in by_tier),
+                "cached_tokens_by_tier": {
+                    tier: sum(tiers[tier] for tiers in by_tier) for tier in ("device", "host", "disk")
+                },
             },
         }
 
     def _observe(self, delta: Delta) -> None:
         service, request = self._service, delta.request
+        if self.call.warming:
+            return
         now = service.clock()
         if delta.token_ids:
             previous = self._last_delta.get(request.id)

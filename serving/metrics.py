@@ -12,10 +12,13 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ..engine.cache_control import CacheControl
 from ..engine.request import Request
+from ..engine.stats import EngineStats
+from .tier_metrics import TierCollector
 
 if TYPE_CHECKING:
-    from ..engine.engine import EngineStats
+    from ..engine.engine import Engine
 
 WINDOW = 60.0
 """Seconds over which rates are taken."""
@@ -34,17 +37,21 @@ class _Sample:
     prompt_tokens: int
     cached_tokens: int
     busy_seconds: float
+    disk_evicted: int
+    disk_pages: int
 
 
 class ServingMetrics:
     """All metrics of one server, in a registry of its own. `clock` gives seconds, monotonic."""
 
-    def __init__(self, stats: Callable[[], EngineStats], clock: Callable[[], float]):
-        self._stats = stats
+    def __init__(self, engine: Engine, control: CacheControl, clock: Callable[[], float]):
+        self._stats: Callable[[], EngineStats] = lambda: engine.stats
+        self._control = control
         self._clock = clock
         self._samples: deque[_Sample] = deque()
         self.registry = CollectorRegistry()
-        self.registry.register(_EngineCollector(self, stats))
+        self.registry.register(_EngineCollector(self, self._stats))
+        self.registry.register(TierCollector(engine, control, self.disk_eviction_rate))
         self.ttft = self._histogram(
             "time_to_first_token_seconds", "From the call's arrival to its first token.", BUCKETS
         )
@@ -85,7 +92,13 @@ class ServingMetrics:
         now = self._clock()
         stats = self._stats()
         self._samples.append(
-            _Sample(now, stats.prompt_tokens, stats.cached_tokens, stats.device_busy_seconds)
+            _Sample(
+                now,
+                stats.prompt_tokens,
+                stats.cached_tokens,
+                stats.device_busy_seconds,
+                *self._control.disk_churn(),
+            )
         )
         # One sample older than the window stays, to measure the whole of it.
         while len(self._samples) > 1 and self._samples[1].at <= now - WINDOW:
@@ -103,6 +116,12 @@ class ServingMetrics:
         elapsed = self._clock() - old.at
         busy = self._stats().device_busy_seconds - old.busy_seconds
         return min(1.0, busy / elapsed) if elapsed > 0 else math.nan
+
+    def disk_eviction_rate(self) -> float:
+        """Pages evicted from the disk in the last minute, as a share of those that it held then or holds now."""
+        old = self._samples[0]
+        evicted, pages = self._control.disk_churn()
+        return (evicted - old.disk_evicted) / max(old.disk_pages, pages, 1)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"tierax_{name}", text, buckets=buckets, registry=self.registry)
@@ -137,10 +156,6 @@ class _EngineCollector(Collector):
         yield finished
         aborted = stats.finished.get("abort", 0)
         yield CounterMetricFamily("tierax_requests_aborted", "Requests aborted.", value=aborted)
-        pages = GaugeMetricFamily("tierax_pages", "Pages of KV by tier and state.", labels=("tier", "state"))
-        for state in ("free", "evictable", "in_use", "total"):
-            pages.add_metric(("device", state), getattr(stats, f"pages_{state}"))
-        yield pages
         for name, text, value in (
             ("requests_waiting", "Requests that wait for their first step or for pages.", stats.waiting),
             ("requests_running", "Requests in the batch.", stats.running),

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from ..engine.prefetch_policy import PrefetchPolicy
 from ..engine.request import SamplingParams
 from ..engine.validate import check_messages
 from .errors import bad_request
@@ -76,6 +77,7 @@ class Common(_Unsupported, kw_only=True):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     cache_salt: str | None = None
+    prefetch_policy: str | None = None
     priority: int | None = None
     return_token_ids: bool | None = None
 
@@ -106,10 +108,9 @@ def decode_chat(body: bytes) -> ChatBody:
 
     Raises `ApiError` 400 or `ParameterError`.
     """
-    chat = _decode(body, ChatBody)
+    chat = decode(body, ChatBody)
     _check_common(chat)
-    check_messages(chat.messages)
-    chat.messages = [_plain_message(message, f"messages[{i}]") for i, message in enumerate(chat.messages)]
+    chat.messages = plain_messages(chat.messages)
     if chat.top_logprobs is not None:
         if not 0 <= chat.top_logprobs <= MAX_TOP_LOGPROBS:
             raise bad_request(f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}.", "top_logprobs")
@@ -131,7 +132,7 @@ def decode_chat(body: bytes) -> ChatBody:
 
 def decode_completion(body: bytes) -> CompletionBody:
     """Parses and checks a completions body. Raises `ApiError` 400."""
-    completion = _decode(body, CompletionBody)
+    completion = decode(body, CompletionBody)
     _check_common(completion)
     if completion.echo and completion.logprobs is not None:
         raise bad_request("echo together with logprobs is not supported.", "echo", "unsupported_parameter")
@@ -172,12 +173,14 @@ def sampling_params(body: Common, *, max_tokens: int, logprobs: int | None) -> S
     return params
 
 
-def salt_namespace(cache_salt: str | None) -> bytes:
-    """Namespace of KV that only requests with the same salt share; typed and length-framed."""
-    if cache_salt is None:
-        return b""
-    salt = cache_salt.encode()
-    return b"salt:" + len(salt).to_bytes(4, "big") + salt
+def prefetch_policy(body: Common) -> PrefetchPolicy | None:
+    """How long the call waits for the disk; None = as the server does. Raises `ApiError` 400."""
+    if body.prefetch_policy is None:
+        return None
+    try:
+        return PrefetchPolicy.parse(body.prefetch_policy)
+    except ValueError as error:
+        raise bad_request(f"{error}.", "prefetch_policy") from None
 
 
 _COPIED = (
@@ -186,12 +189,13 @@ _COPIED = (
     *("min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"),
 )
 
-_Body = TypeVar("_Body", bound=Common)
+_Body = TypeVar("_Body", bound=msgspec.Struct)
 _AT = re.compile(r"(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
 
 
-def _decode(body: bytes, kind: type[_Body]) -> _Body:
+def decode(body: bytes, kind: type[_Body]) -> _Body:
+    """Parses a JSON body; fields that `kind` does not know are ignored. Raises `ApiError` 400."""
     if not body:
         raise bad_request("The body is empty; send a JSON object.")
     try:
@@ -231,10 +235,15 @@ def _check_common(body: Common) -> None:
         raise bad_request(f"{name} is not supported by this server.", name, "unsupported_parameter")
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options needs stream: true.", "stream_options")
-    if body.cache_salt == "":
-        raise bad_request("cache_salt must not be empty; leave it away to share the cache.", "cache_salt")
+    check_salt(body.cache_salt)
     if body.priority is not None and not -(2**31) <= body.priority < 2**31:
         raise bad_request("priority must fit 32 bits.", "priority")
+
+
+def check_salt(cache_salt: str | None) -> None:
+    """Raises `ApiError` 400 for an empty salt, which could be meant either way."""
+    if cache_salt == "":
+        raise bad_request("cache_salt must not be empty; leave it away to share the cache.", "cache_salt")
 
 
 _HARMLESS: dict[str, Callable[[Common, Any], bool]] = {
@@ -245,6 +254,12 @@ _HARMLESS: dict[str, Callable[[Common, Any], bool]] = {
     "response_format": lambda _, value: value == {"type": "text"},
     "modalities": lambda _, value: value == ["text"],
 }
+
+
+def plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with plain string contents. Raises `ApiError` 400 or `ParameterError`."""
+    check_messages(messages)
+    return [_plain_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
 
 
 def _plain_message(message: dict[str, Any], where: str) -> dict[str, Any]:

@@ -8,15 +8,18 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
 from ..engine.config import EngineConfig
 from .app import make_app
+from .auth import load_keys, salted
 from .config import ServerConfig
-from .generation import EngineRunner
+from .errors import ApiError
+from .generation import EngineRunner, Service
 from .keys import SERVICE
+from .warming import Line, read_warmup_file, warm_all
 
 EXIT_PORT_IN_USE = 2
 POLL = 0.1
@@ -43,12 +46,15 @@ def run(config: EngineConfig, server: ServerConfig) -> int:
         print(f"tierax serve: {_listen_problem(server, error)}", file=sys.stderr)
         return EXIT_PORT_IN_USE
     with listener:
+        # So should mistakes in files.
+        load_keys(server)
+        warmup = read_warmup_file(server.warmup_file) if server.warmup_file is not None else []
         # jax and the model's code load here, not when the command is parsed.
         from ..engine.engine import Engine
         from ..engine.thread import EngineThread
 
         engine = Engine(config)
-        return asyncio.run(serve(EngineThread(engine), server, listener))
+        return asyncio.run(serve(EngineThread(engine), server, listener, warmup=warmup))
 
 
 async def serve(
@@ -56,10 +62,19 @@ async def serve(
     server: ServerConfig,
     listener: socket.socket,
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    *,
+    warmup: Sequence[Line] = (),
 ) -> int:
-    """Starts the engine's thread and serves on `listener` until a signal or the engine's end; `say` tells of it."""
+    """Starts the engine's thread and serves on `listener` until a signal or the engine's end; `say` tells of it.
+
+    `warmup` is computed before the server is ready. A first signal lets running requests end, and then writes to the
+    disk, each within its bound; a second one ends all waiting.
+    """
     signals = Signals()
+    signals.second.add_done_callback(lambda _: thread.hurry())
     runner = make_runner(make_app(thread, server))
+    service = runner.app[SERVICE]
+    service.warm = not warmup
     await runner.setup()
     thread.start()
     try:
@@ -69,7 +84,9 @@ async def serve(
             # Bound by another process too, at the same moment: only one of them gets to listen.
             say(f"tierax serve: {_listen_problem(server, error)}")
             return EXIT_PORT_IN_USE
-        if await _warm_up(thread, signals.first, say):
+        if await _warm_up(thread, signals.first, say) and await _warm_cache(
+            service, warmup, signals.first, say
+        ):
             say(ready_text(thread, server, listener))
         while thread.alive and not signals.first.done():
             await asyncio.wait((signals.first,), timeout=POLL)
@@ -77,14 +94,14 @@ async def serve(
             say("The engine has stopped; its log says why.")
             return 1
         say("Shutting down: finishing what runs; once more to stop at once.")
-        draining = asyncio.ensure_future(runner.app[SERVICE].drain(server.shutdown_timeout))
+        draining = asyncio.ensure_future(service.drain(server.shutdown_timeout))
         await asyncio.wait((draining, signals.second), return_when=asyncio.FIRST_COMPLETED)
         draining.cancel()
         return 0
     finally:
-        signals.close()
         await runner.cleanup()
-        await asyncio.to_thread(thread.close)
+        await asyncio.to_thread(thread.close, server.disk_drain_timeout)
+        signals.close()
 
 
 def make_runner(app: web.Application) -> web.AppRunner:
@@ -122,7 +139,7 @@ def ready_text(thread: EngineRunner, server: ServerConfig, listener: socket.sock
     """What to tell once calls are taken: the address and a command to try."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
-    key = ' -H "Authorization: Bearer $API_KEY"' if server.api_key else ""
+    key = ' -H "Authorization: Bearer $API_KEY"' if server.locked else ""
     return (
         f"Ready: {thread.engine.model_name} on http://{host}:{port}/v1 - try\n"
         f"  curl http://{host}:{port}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
@@ -169,3 +186,50 @@ async def _warm_up(
         polls += 1
         await asyncio.wait((signal_came,), timeout=POLL)
     return thread.alive and thread.ready
+
+
+async def _warm_cache(
+    service: Service, lines: Sequence[Line], signal_came: asyncio.Future[None], say: Callable[[str], None]
+) -> bool:
+    """Computes the prompts of a warm-up file, telling of its progress and of bad lines; False if a signal came before.
+
+    Nothing that is wrong with them keeps the server from starting.
+    """
+    if not lines:
+        return True
+    computing = asyncio.ensure_future(_compute_lines(service, lines, say))
+    await asyncio.wait((computing, signal_came), return_when=asyncio.FIRST_COMPLETED)
+    computing.cancel()
+    try:
+        await computing
+    except (asyncio.CancelledError, ApiError):
+        # A signal came, or the engine has died.
+        return False
+    service.warm = True
+    return not signal_came.done()
+
+
+async def _compute_lines(service: Service, lines: Sequence[Line], say: Callable[[str], None]) -> None:
+    started = told = service.clock()
+    computed = cached = failed = count = 0
+    for line in lines:
+        if line.error is not None:
+            failed += 1
+            say(f"Warm-up file, line {line.number}: {line.error}")
+    good = [line for line in lines if line.item is not None]
+    items = [(line.item, salted(None, line.cache_salt)) for line in good if line.item is not None]
+    async for place, result in warm_all(service, items, lambda place: ""):
+        count += 1
+        if "error" in result:
+            failed += 1
+            say(f"Warm-up file, line {good[place].number}: {result['error']['message']}")
+        else:
+            computed += result["computed_tokens"]
+            cached += result["cached_tokens"]
+        if service.clock() >= told + POLL * PROGRESS_POLLS:
+            told = service.clock()
+            say(f"Warming the cache: {count} of {len(items)} prompts")
+    say(
+        f"Cache warmed in {service.clock() - started:.1f} s: {len(items)} prompts, {computed} tokens computed,"
+        f" {cached} cached already, {failed} lines failed"
+    )

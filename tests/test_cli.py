@@ -15,7 +15,7 @@ import pytest
 
 from tierax import SamplingParams, __version__
 from tierax.cli.main import COMMANDS, main
-from tierax.cli.options import ENGINE_OPTIONS, SERVER_OPTIONS
+from tierax.cli.options import ENGINE_OPTIONS, SERVER_OPTIONS, TIER_OPTIONS
 from tierax.engine.config import ConfigError, EngineConfig
 from tierax.engine.validate import ParameterError
 from tierax.models.errors import ModelError
@@ -83,6 +83,7 @@ ALIASES = [
     (["--dtype", "float32"], {"dtype": "f32"}),
     (["--kv-cache-dtype", "auto"], {"kv_cache_dtype": "auto"}),
     (["--kv-cache-dtype", "bfloat16"], {"kv_cache_dtype": "bf16"}),
+    (["--kv-cache-dtype", "fp8_e4m3"], {"kv_cache_dtype": "fp8"}),
     (["--page-size", "4"], {"page_size": 4}),
     (["--block-size", "4"], {"page_size": 4}),
     (["--device-cache-size", "2GiB"], {"device_cache_size": "2GiB"}),
@@ -109,15 +110,41 @@ ALIASES = [
     (["--compile-cache-dir", "none"], {"compile_cache_dir": "none"}),
     (["--tp-size", "1"], {}),
     (["--tensor-parallel-size", "1"], {}),
-    (["--host-cache-size", "0"], {}),
-    (["--disk-cache-size", "0"], {}),
-    (["--disable-prefetch"], {}),
-    (["--disable-prefill-preemption"], {}),
+    (["--host-cache-size", "0"], {"host_cache_size": "0"}),
+    (["--host-cache-size", "40%"], {"host_cache_size": "40%"}),
+    (["--hicache-ratio", "2.5"], {"host_cache_size": "2.5x"}),
+    (["--hicache-size", "30"], {"host_cache_size": 30_000_000_000}),
+    (["--hicache-size", "30GiB"], {"host_cache_size": 30 * 2**30}),
+    (["--kv-offloading-size", "1.5"], {"host_cache_size": 3 * 2**29}),
+    (["--enable-hierarchical-cache"], {"host_cache_size": "2x"}),
+    (["--hicache-ratio", "3", "--enable-hierarchical-cache"], {"host_cache_size": "3x"}),
+    (["--enable-hierarchical-cache", "--hicache-size", "1GB"], {"host_cache_size": 10**9}),
+    (["--host-disk-cache-dir", "s3://bucket/kv"], {"host_disk_cache_dir": "s3://bucket/kv"}),
+    (["--disk-cache-size", "5GiB"], {"disk_cache_size": "5GiB"}),
+    (["--disk-free-space", "2GiB"], {"disk_free_space": "2GiB"}),
+    (["--disk-cache-read-only"], {"disk_cache_read_only": True}),
+    (["--disk-cache-refresh", "0"], {"disk_cache_refresh": 0.0}),
+    (["--host-eviction-policy", "s3fifo"], {"host_eviction_policy": "s3fifo"}),
+    (["--disk-eviction-policy", "ttl=1h"], {"disk_eviction_policy": "ttl=1h"}),
+    (["--write-policy", "write_back"], {"write_policy": "write_back"}),
+    (["--hicache-write-policy", "write_through_selective"], {"write_policy": "write_through_selective"}),
+    (["--prefetch-policy", "timeout=500ms"], {"prefetch_policy": "timeout=500ms"}),
+    (["--prefill-priority", "wait_complete"], {"prefetch_policy": "wait_complete"}),
+    (["--hicache-storage-prefetch-policy", "best_effort"], {"prefetch_policy": "best_effort"}),
+    (["--hicache-storage-prefetch-policy", "timeout"], {"prefetch_policy": "timeout=300ms"}),
+    (["--prefetch-max-wait", "2.5"], {"prefetch_max_wait": 2.5}),
+    (["--disable-prefetch"], {"disable_prefetch": True}),
+    (["--disable-prefill-preemption"], {"disable_prefetch": True}),
 ]
 SERVER_ALIASES = [
     (["--host", "0.0.0.0"], {"host": "0.0.0.0"}),
     (["--port", "8080"], {"port": 8080}),
-    (["--api-key", "k"], {"api_key": "k"}),
+    (["--api-key", "k"], {"api_key": ("k",)}),
+    (["--api-key", "k", "--api-key", "l"], {"api_key": ("k", "l")}),
+    (["--api-key-file", "keys"], {"api_key_file": "keys"}),
+    (["--disk-drain-timeout", "5"], {"disk_drain_timeout": 5.0}),
+    (["--warmup-file", "prompts.jsonl"], {"warmup_file": "prompts.jsonl"}),
+    (["--pin-quota", "25%"], {"pin_quota": "25%"}),
     (["--log-level", "warning"], {"log_level": "warning"}),
     (["--log-level", "WARNING"], {"log_level": "warning"}),
     (["--max-body-size", "1MiB"], {"max_body_size": 2**20}),
@@ -143,12 +170,14 @@ def test_server_flag(args: list[str], expected: dict[str, Any], serve: Callable[
 
 def test_every_spelling_is_tested() -> None:
     tried = {arg for args, _ in ALIASES + SERVER_ALIASES for arg in args}
-    assert {flag for option in (*ENGINE_OPTIONS, *SERVER_OPTIONS) for flag in option.flags} <= tried
+    assert {
+        flag for option in (*ENGINE_OPTIONS, *TIER_OPTIONS, *SERVER_OPTIONS) for flag in option.flags
+    } <= tried
 
 
 def test_every_setting_has_a_flag() -> None:
-    filled = {option.field for option in ENGINE_OPTIONS} | {"served_model_name"}
-    assert filled == set(EngineConfig.__dataclass_fields__)
+    filled = {option.field for option in (*ENGINE_OPTIONS, *TIER_OPTIONS)} | {"served_model_name"}
+    assert filled - {"hierarchical"} == set(EngineConfig.__dataclass_fields__)
     assert {option.field for option in SERVER_OPTIONS} == set(ServerConfig.__dataclass_fields__)
 
 
@@ -160,32 +189,14 @@ ARTICLE_LINE = (
 
 def test_the_articles_launch_line(serve: Callable[..., Started], capsys: pytest.CaptureFixture[str]) -> None:
     started = serve(*ARTICLE_LINE)
-    assert started.config == EngineConfig(model_path="/models/Qwen3-8B", max_num_seqs=256)
-    assert started.server == ServerConfig(host="0.0.0.0", port=30000, log_level="warning")
-    assert capsys.readouterr().err.splitlines() == [
-        "tierax: warning: --kv-cache-dtype fp8 is not available in this version: running with auto",
-        "tierax: warning: --host-disk-cache-dir is not available in this version: running without it",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("args", "flag"),
-    [
-        (["--host-cache-size", "1GiB"], "--host-cache-size"),
-        (["--disk-cache-size", "20GiB"], "--disk-cache-size"),
-        (["--write-policy", "write_back"], "--write-policy"),
-        (["--prefetch-policy", "timeout=300ms"], "--prefetch-policy"),
-        (["--prefill-priority", "wait_complete"], "--prefetch-policy"),
-    ],
-)
-def test_flags_of_coming_versions_warn(
-    args: list[str], flag: str, serve: Callable[..., Started], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert serve(*args).config == EngineConfig(model_path="demo")
-    assert (
-        capsys.readouterr().err
-        == f"tierax: warning: {flag} is not available in this version: running without it\n"
+    assert started.config == EngineConfig(
+        model_path="/models/Qwen3-8B",
+        kv_cache_dtype="fp8",
+        host_disk_cache_dir="/data/kvcache",
+        max_num_seqs=256,
     )
+    assert started.server == ServerConfig(host="0.0.0.0", port=30000, log_level="warning")
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
@@ -195,7 +206,7 @@ def test_flags_of_coming_versions_warn(
         (["--page-size", "four"], "argument --page-size/--block-size: invalid int value: 'four'"),
         (["--dtype", "f16"], "--dtype: 'f16' must be auto, f32 or bf16"),
         (["--kv-cache-dtype", "q8"], "--kv-cache-dtype: 'q8' must be"),
-        (["--kv-cache-dtype", "int8"], "--kv-cache-dtype: int8 KV is not available in this version"),
+        (["--kv-cache-dtype", "int8"], "--kv-cache-dtype: there is no int8 KV; the 8-bit kind is fp8"),
         (["--mem-fraction-static", "2"], "'2' must be a number above 0 and at most 1"),
         (["--mem-fraction-static", "nan"], "'nan' must be a number above 0"),
         (["--device-cache-size", "big"], "--device-cache-size: 'big' is not a size"),
@@ -206,6 +217,23 @@ def test_flags_of_coming_versions_warn(
         (["--log-level", "loud"], "--log-level: 'loud' must be one of"),
         (["--max-body-size", "x"], "'x' is not a size"),
         (["--api-key", ""], "--api-key: an empty key"),
+        (["--host-cache-size", "lots"], "--host-cache-size: 'lots' is not a size"),
+        (["--hicache-size", "0"], "'0' must be above 0; --host-cache-size 0 is for no host cache"),
+        (["--hicache-size", "x"], "'x' is not a size"),
+        (["--hicache-ratio", "-1"], "'-1' must be a number above 0"),
+        (["--disk-cache-size", "20 apples"], "--disk-cache-size: '20 apples' is not a size"),
+        (
+            ["--write-policy", "later"],
+            "--write-policy: 'later' must be write_through, write_through_selective or",
+        ),
+        (
+            ["--prefetch-policy", "soon"],
+            "--prefetch-policy: 'soon' must be best_effort, wait_complete or timeout=",
+        ),
+        (["--prefetch-max-wait", "-1"], "--prefetch-max-wait: -1.0 must be seconds"),
+        (["--disk-eviction-policy", "mru"], "--disk-eviction-policy: 'mru' must be lru"),
+        (["--disk-drain-timeout", "nan"], "--disk-drain-timeout: nan must be seconds"),
+        (["--pin-quota", "150%"], "--pin-quota: '150%' must be a share from 0% to 100%"),
         (["--tp-size", "2"], "--tp-size 2: this version runs on one device"),
         (["--model-pat", "x"], "unrecognized arguments: --model-pat"),
         (["--model-path"], "expected one argument"),
@@ -222,7 +250,7 @@ def test_mistakes_in_flags(
 
 def test_mistakes_in_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert _mistake(capsys, "srve") == "tierax: error: no command 'srve'; did you mean serve?"
-    assert "commands: serve, generate, convert, bench" in _mistake(capsys, "xyz")
+    assert "commands: serve, generate, convert, cache, bench" in _mistake(capsys, "xyz")
     assert "no benchmark 'oflline'; did you mean offline?" in _mistake(capsys, "bench", "oflline")
 
 
@@ -261,6 +289,7 @@ class FakeOutput:
     token_ids: list[int] = field(default_factory=lambda: [5, 6])
     finish_reason: str | None = "length"
     cached_tokens: int = 32
+    cached_by_tier: dict[str, int] = field(default_factory=lambda: {"device": 16, "host": 0, "disk": 16})
     error: str | None = None
 
 
@@ -316,7 +345,7 @@ def test_generate_prints_text_and_report(llm: type[FakeLLM], capsys: pytest.Capt
     ]
     out, err = capsys.readouterr()
     assert out == "<hi>\n"
-    assert err == "32 of 40 prompt tokens from the cache, 2 generated (length)\n"
+    assert err == "32 of 40 prompt tokens from the cache (device 16, disk 16), 2 generated (length)\n"
 
 
 def test_generate_takes_all_sampling_flags(llm: type[FakeLLM]) -> None:
@@ -342,9 +371,9 @@ def test_generate_keeps_order_and_fails_when_an_item_failed(
     out, err = capsys.readouterr()
     assert out == "<a>\n<früh\n>\n"
     assert err.splitlines() == [
-        "prompt 1: 32 of 40 prompt tokens from the cache, 2 generated (length)",
+        "prompt 1: 32 of 40 prompt tokens from the cache (device 16, disk 16), 2 generated (length)",
         "tierax generate: prompt 2: prompt is too bad",
-        "prompt 3: 32 of 40 prompt tokens from the cache, 2 generated (length)",
+        "prompt 3: 32 of 40 prompt tokens from the cache (device 16, disk 16), 2 generated (length)",
     ]
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers.dict_store import DictStore
 
+from helpers.dict_store import DictStore
 from tierax.cache.disk.record import PageLayout
 from tierax.cache.host_pool import HostPool
 from tierax.cache.mover import TierMover

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -297,3 +298,35 @@ def test_threads_take_turns(llm: LLM) -> None:
     for thread in threads:
         thread.join()
     assert results == [expected] * 4
+
+
+def test_a_disk_keeps_what_a_script_computed(model: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = OPTIONS | {
+        "host_cache_size": "4MiB",
+        "host_disk_cache_dir": str(tmp_path / "kv"),
+    }
+    prompt = A_TO_Z * 2
+    with LLM(model, **options) as first:
+        cold = first.generate(prompt, GREEDY, prefetch_policy="wait_complete")[0]
+        warm = first.generate(prompt, GREEDY)[0]
+    assert cold.cached_by_tier == {"device": 0, "host": 0, "disk": 0}
+    assert warm.cached_by_tier == {"device": 48, "host": 0, "disk": 0}
+    with LLM(model, **options) as second:
+        again = second.generate(prompt, GREEDY, prefetch_policy="wait_complete")[0]
+        assert again.cached_by_tier == {"device": 0, "host": 0, "disk": 48}
+        assert again.cached_tokens == 48
+    assert _numbers(again) == _numbers(cold)
+
+
+def test_a_bad_prefetch_policy(llm: LLM) -> None:
+    for call in (llm.generate, llm.chat):
+        with pytest.raises(ParameterError, match="prefetch_policy: 'soon' must be best_effort"):
+            call([], prefetch_policy="soon")
+
+
+def test_a_stalled_disk_does_not_keep_the_outputs(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tierax.engine.llm.DRAIN_TIMEOUT", 0.2)
+    monkeypatch.setattr(type(llm.engine.loop._transfers), "busy", True)
+    started = time.monotonic()
+    assert len(llm.generate("abc", GREEDY)[0].token_ids) == 8
+    assert time.monotonic() - started < 5

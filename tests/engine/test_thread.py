@@ -6,14 +6,19 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from helpers.fake_executor import Rig
+from helpers.tiny_text_model import write_tiny_text_model
+from tierax.engine.config import EngineConfig
 from tierax.engine.engine import Engine
-from tierax.engine.request import Delta, Request
+from tierax.engine.errors import EngineStopped
+from tierax.engine.plan import NoTransfers, Transfers
+from tierax.engine.request import Delta, Request, SamplingParams
 from tierax.engine.thread import EngineThread
 
 PROMPT = list(range(10))
@@ -22,13 +27,14 @@ PROMPT = list(range(10))
 class Stage:
     """A rig in the place of an engine, and the thread that runs it."""
 
-    def __init__(self) -> None:
-        self.rig = Rig()
+    def __init__(self, transfers: Transfers | None = None) -> None:
+        self.rig = Rig(transfers=transfers)
         self.warm = threading.Event()
         self.warm.set()
         self.warm_up_error: Exception | None = None
         self.programs_left = 0
         self.closed = False
+        self.drain_left: float | None = None
         self.ended: dict[str, threading.Event] = {}
         self.deltas: dict[str, list[Delta]] = {}
         self.threads: set[str] = set()
@@ -63,8 +69,9 @@ class Stage:
             time.sleep(0.01)
             self.programs_left -= 1
 
-    def _close(self) -> None:
+    def _close(self, drain_timeout: float) -> None:
         self.closed = True
+        self.drain_left = drain_timeout
 
 
 @pytest.fixture
@@ -185,3 +192,141 @@ def test_an_id_in_use_ends_the_newcomer_not_the_engine(stage: Stage) -> None:
     after = stage.request()
     stage.thread.submit([after])
     stage.wait(after)
+
+
+def test_calls_run_in_the_engines_thread_between_steps(stage: Stage) -> None:
+    stage.thread.start()
+    request = stage.request(200)
+    stage.thread.submit([request])
+    name = stage.thread.call(lambda: threading.current_thread().name)
+    assert name.result(5) == "engine"
+    with pytest.raises(ZeroDivisionError):
+        stage.thread.call(lambda: 1 // 0).result(5)
+    assert stage.thread.alive, "a call that fails fails its caller only"
+    stage.wait(request)
+
+
+def test_a_call_given_up_in_time_does_not_run(stage: Stage) -> None:
+    ran: list[int] = []
+    stage.warm.clear()
+    stage.thread.start()
+    given_up, kept = stage.thread.call(lambda: ran.append(1)), stage.thread.call(lambda: ran.append(2))
+    assert given_up.cancel()
+    stage.warm.set()
+    kept.result(5)
+    assert ran == [2]
+
+
+def test_no_call_is_left_without_an_answer(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    stage.warm.clear()
+    stage.thread.start()
+    early = stage.thread.call(lambda: 1)
+    stage.warm_up_error = RuntimeError("no memory")
+    stage.warm.set()
+    with pytest.raises(EngineStopped):
+        early.result(5)
+    with pytest.raises(EngineStopped):
+        stage.thread.call(lambda: 1).result(5)
+    never = Stage()
+    waiting = never.thread.call(lambda: 1)
+    never.thread.close()
+    with pytest.raises(EngineStopped):
+        waiting.result(5)
+
+
+class Stalled(NoTransfers):
+    """A disk that never answers."""
+
+    busy = True
+
+
+@pytest.mark.parametrize("hurry", [False, True])
+def test_closing_does_not_wait_for_ever_for_a_disk(hurry: bool) -> None:
+    stage = Stage(transfers=Stalled())
+    stage.thread.start()
+    stage.thread.wait_ready()
+    request = stage.request(100_000)
+    request.max_total = 250
+    stage.thread.submit([request])
+    started = time.monotonic()
+    if hurry:
+        threading.Timer(0.1, stage.thread.hurry).start()
+    stage.thread.close(60.0 if hurry else 0.3)
+    assert 0.05 < time.monotonic() - started < 3
+    stage.wait(request)
+    assert not stage.thread.alive
+    assert stage.closed
+    assert stage.drain_left == 0
+    assert stage.rig.cache.in_use == 0
+
+
+def test_what_is_left_of_the_time_goes_to_the_engine(stage: Stage) -> None:
+    stage.thread.start()
+    stage.thread.wait_ready()
+    stage.thread.close(20.0)
+    assert stage.drain_left is not None
+    assert 15 < stage.drain_left <= 20
+
+
+def test_a_fault_of_the_device_is_told(stage: Stage) -> None:
+    told = threading.Event()
+    stage.thread.on_fault = told.set
+    stage.thread.start()
+    stage.rig.device.submit_error = RuntimeError("lost")
+    request = stage.request()
+    stage.thread.submit([request])
+    stage.wait(request)
+    assert told.wait(5)
+
+
+class StallingStore:
+    """A page store whose writes never end."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.writes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def write(self, *_: Any) -> None:
+        self.writes += 1
+
+
+def test_a_real_engine_ends_though_its_disk_has_stalled(tmp_path: Path) -> None:
+    write_tiny_text_model(tmp_path / "model")
+    stores: list[StallingStore] = []
+
+    def wrap(store: Any) -> Any:
+        stores.append(StallingStore(store))
+        return stores[0]
+
+    config = EngineConfig(
+        model_path=str(tmp_path / "model"),
+        max_num_seqs=2,
+        max_num_batched_tokens=32,
+        context_length=128,
+        device_cache_size="8MiB",
+        host_cache_size="4MiB",
+        host_disk_cache_dir=str(tmp_path / "kv"),
+        compile_cache_dir="none",
+        skip_warmup=True,
+    )
+    engine = Engine(config, wrap_store=wrap)
+    thread = EngineThread(engine)
+    thread.start()
+    ended = threading.Event()
+    requests = engine.make_requests(
+        list(range(40)),
+        SamplingParams(max_tokens=2),
+        request_id="r",
+        on_delta=lambda delta: ended.set() if delta.finish_reason else None,
+    )
+    thread.submit(requests)
+    assert ended.wait(60)
+    started = time.monotonic()
+    thread.close(0.5)
+    assert time.monotonic() - started < 4
+    assert not thread.alive
+    assert stores[0].writes > 0

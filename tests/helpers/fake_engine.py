@@ -10,11 +10,16 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
 from helpers.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
+from tierax.cache.manager import CacheManager
 from tierax.engine.chat_template import ChatTemplate
+from tierax.engine.config import EngineConfig
+from tierax.engine.errors import EngineStopped
+from tierax.engine.prefetch_policy import PrefetchPolicy
 from tierax.engine.request import Delta, Request, SamplingParams, Status, TokenLogprob
 from tierax.engine.stats import EngineStats
 from tierax.engine.text import IncrementalText
@@ -56,6 +61,11 @@ class FakeEngine:
         self.chat_template = ChatTemplate(source, "<|bos|>", "<|eos|>") if template and source else None
         self.model_config = SimpleNamespace(vocab_size=VOCAB_SIZE)
         self.stats = EngineStats(pages_free=64, pages_total=64)
+        self.config = EngineConfig(model_path="fake")
+        # Nothing is ever in it: what was seen is only pretended to be cached.
+        self.cache = CacheManager(64, 16)
+        self.page_bytes = 1000
+        self.tiers = None
         self.seen: set[tuple[bytes, tuple[int, ...]]] = set()
         self.made: list[Request] = []
 
@@ -67,6 +77,7 @@ class FakeEngine:
         request_id: str,
         namespace: bytes = b"",
         priority: int = 0,
+        prefetch: PrefetchPolicy | None = None,
         on_delta: Callable[[Delta], None],
     ) -> list[Request]:
         check_sampling(params, vocab_size=VOCAB_SIZE)
@@ -90,6 +101,7 @@ class FakeEngine:
                 max_total=limit,
                 namespace=namespace,
                 priority=priority,
+                prefetch=prefetch,
                 text=IncrementalText.of(self.tokenizer, params),
                 on_delta=on_delta,
             )
@@ -111,6 +123,10 @@ class FakeEngineThread:
         self.max_running = max_running
         self.is_ready = True
         self.fault: str | None = None
+        self.on_fault: Callable[[], None] = lambda: None
+        self.drain_timeout: float | None = None
+        """What `close` was given."""
+        self.hurried = False
         self.waiting: list[Request] = []
         self.running: dict[str, tuple[Request, Iterator[int]]] = {}
         self._aborted: set[str] = set()
@@ -123,8 +139,24 @@ class FakeEngineThread:
     def start(self) -> None:
         self._thread.start()
 
-    def close(self) -> None:
+    def close(self, drain_timeout: float = 10.0) -> None:
+        self.drain_timeout = drain_timeout
         self.kill()
+
+    def hurry(self) -> None:
+        self.hurried = True
+
+    def call(self, work: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        if not self.alive:
+            future.set_exception(EngineStopped())
+            return future
+        with self._changed:
+            try:
+                future.set_result(work())
+            except Exception as error:
+                future.set_exception(error)
+        return future
 
     def kill(self) -> None:
         """Ends the loop without a word to anybody."""

@@ -111,6 +111,9 @@ class FakeMover:
             self._deleted.add(key)
             self.store.pages.pop(key, None)
 
+    def take_undeleted(self) -> list[PageKey]:
+        return []
+
     def poll(self, now: float) -> list[Move]:
         news: dict[Move, None] = {}
         for job in [job for job in self._jobs if job.due <= now]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from tierax.cache.disk.names import page_name
+from tierax.cache.disk.order import WriteOrder
 from tierax.cache.disk.store import Fetched, PageStore
 from tierax.cache.moves import Outcome
 from tierax.cache.page_keys import PageKey
@@ -64,6 +66,7 @@ class FaultyStore(PageStore):
         self._delays: dict[str, tuple[float, float]] = {}
         self._stalled: list[Callable[[], None]] = []
         self._lock = threading.Lock()
+        self._late_order = WriteOrder()
 
     def inject(
         self,
@@ -120,18 +123,32 @@ class FaultyStore(PageStore):
     def write(self, key: PageKey, record: bytes, done: Callable[[Outcome], None]) -> None:
         fault = self._strike("write", key)
         real = super().write
-        if fault in _OUTCOMES:
-            self._later("write", fault, lambda: done(_OUTCOMES[fault]))
-        else:
-            self._later("write", fault, lambda: real(key, self._damage(fault, record), done))
+        self._in_order("write", key, fault, done, lambda end: real(key, self._damage(fault, record), end))
 
     def delete(self, key: PageKey, done: Callable[[Outcome], None]) -> None:
-        fault = self._strike("delete", key)
         real = super().delete
-        if fault in _OUTCOMES:
-            self._later("delete", fault, lambda: done(_OUTCOMES[fault]))
-        else:
-            self._later("delete", fault, lambda: real(key, done))
+        self._in_order("delete", key, self._strike("delete", key), done, lambda end: real(key, end))
+
+    def _in_order(
+        self,
+        operation: str,
+        key: PageKey,
+        fault: Fault | None,
+        done: Callable[[Outcome], None],
+        real: Callable[[Callable[[Outcome], None]], None],
+    ) -> None:
+        """What is late or stalled here keeps what comes after it waiting, as it would in the real store."""
+        name, deletes = page_name(key), operation == "delete"
+        failure = None if fault is None else _OUTCOMES.get(fault)
+
+        def end(outcome: Outcome) -> None:
+            self._late_order.finish(name, deletes=deletes)
+            done(outcome)
+
+        def start() -> None:
+            self._later(operation, fault, lambda: real(end) if failure is None else end(failure))
+
+        self._late_order.submit(name, start, deletes=deletes)
 
     def free_bytes(self) -> int | None:
         return super().free_bytes() if self.free is None else self.free

@@ -13,7 +13,19 @@ JAX = frozenset({"jax", "jaxlib", "flax", "optax", "orbax", "chex"})
 PURE_ENGINE = tuple(
     f"engine.{name}"
     for name in (
-        *("request", "plan", "prefetch", "prefetch_policy", "tier_transfers", "schedule*", "scheduler", "loop", "stats", "config", "version"),
+        *(
+            "request",
+            "plan",
+            "prefetch",
+            "prefetch_policy",
+            "tier_transfers",
+            "schedule*",
+            "scheduler",
+            "loop",
+            "stats",
+            "config",
+            "version",
+        ),
         *("validate", "text", "tokenizer*", "chat_template", "template_sandbox"),
     )
 )
@@ -50,6 +62,7 @@ RULES = (
     # A benchmark of one part drives that part; the others measure what a user sees: the public names, which type
     # checkers find in their homes only (a folder's parent is not the package on disk).
     Rule("bench.radix", ("", *_under("bench", "cache"))),
+    Rule("bench.copies", ("", *_under("bench", "cache"), "pallas_kernels.pages")),
     Rule("bench.bare_step", ("", *_under("bench", "engine", "cache"))),
     Rule("bench.perplexity", ("", *_under("bench", "engine", "models", "pallas_kernels"))),
     Rule("bench.cache_engine", ("", *_under("bench", "engine"), "cache.radix_tree")),

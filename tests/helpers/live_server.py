@@ -7,11 +7,14 @@ import io
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import ClientResponse, ClientSession, web
 
 from helpers.fake_engine import FakeEngine, FakeEngineThread
+from helpers.tiered_engine import TieredEngine
+from tierax.engine.engine import Engine
+from tierax.engine.thread import EngineThread
 from tierax.serving.app import make_app
 from tierax.serving.config import ServerConfig
 from tierax.serving.server import bind, make_runner
@@ -27,14 +30,20 @@ class Live:
     url: str
     session: ClientSession
     engine: FakeEngine
-    thread: FakeEngineThread
+    thread: Any
+    """A `FakeEngineThread`, or the real thread over a `TieredEngine`."""
     app: web.Application
     runner: web.AppRunner
 
     @classmethod
     async def start(cls, engine: FakeEngine, config: ServerConfig, **thread_options: Any) -> Live:
-        thread = FakeEngineThread(engine, **thread_options)
+        real = isinstance(engine, TieredEngine)
+        thread: Any = (
+            EngineThread(cast(Engine, engine)) if real else FakeEngineThread(engine, **thread_options)
+        )
         thread.start()
+        if real:
+            await asyncio.to_thread(thread.wait_ready)
         app = make_app(thread, config)
         runner = make_runner(app)
         await runner.setup()
@@ -46,7 +55,7 @@ class Live:
     async def stop(self) -> None:
         await self.session.close()
         await self.runner.cleanup()
-        self.thread.close()
+        await asyncio.to_thread(self.thread.close, 1.0)
 
     async def request(self, method: str, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
         """Status and JSON of an answer; `body` is bytes or something to encode."""

@@ -57,7 +57,7 @@ class TieredRig(Rig):
             max_wait=self._max_wait,
         )
         self.writer = Writer(self.cache, self.mover, self.index, record_bytes=PAGE_BYTES)
-        return TierTransfers(self.mover, self.prefetcher, self.writer)
+        return TierTransfers(self.mover, self.prefetcher, self.writer, clock=self.clock)
 
     def step(self) -> bool:
         busy = super().step()

@@ -39,10 +39,12 @@ class TinyTiers:
         self.index = None
         if self.store is not None:
             self.index = DiskIndex(None if disk_pages is None else disk_pages * layout.record_bytes)
-            self.index.add_listed(list(self.store.list()), layout.record_bytes)
+            for key in self.index.add_listed(list(self.store.list()), layout.record_bytes):
+                self.store.delete(key, lambda outcome: None)
+        self.host = HostPool(cache.host.num_pages, pool.page_bytes)
         self.mover = TierMover(
             pool,
-            HostPool(cache.host.num_pages, pool.page_bytes),
+            self.host,
             clock=clock,
             store=self.store,
             layout=layout,
@@ -56,7 +58,7 @@ class TinyTiers:
             max_wait=max_wait,
         )
         self.writer = Writer(cache, self.mover, self.index, record_bytes=layout.record_bytes)
-        self.transfers = TierTransfers(self.mover, self.prefetcher, self.writer)
+        self.transfers = TierTransfers(self.mover, self.prefetcher, self.writer, clock=clock)
 
     def close(self) -> None:
         self.mover.close(10.0)

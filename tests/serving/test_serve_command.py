@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -22,20 +23,30 @@ from helpers.tiny_text_model import write_tiny_text_model
 SOURCE = Path(__file__).parents[2] / "src"
 
 
+START_S = 240.0
+"""What a start may take on a busy machine, all programs compiled."""
+
+
 class Server:
     """A server process and what it said until it was ready."""
 
     def __init__(self, model: Path, *flags: str) -> None:
         command = [sys.executable, "-m", "tierax", "serve", "--model-path", str(model), "--port", "0", *flags]
-        env = os.environ | {"PYTHONPATH": str(SOURCE)}
+        env = os.environ | {"PYTHONPATH": str(SOURCE), "PYTHONFAULTHANDLER": "1"}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
+        # A server that hangs shows where its threads stand, and the test fails.
+        watchdog = threading.Timer(START_S, self.process.send_signal, (signal.SIGABRT,))
+        watchdog.daemon = True
+        watchdog.start()
         self.said: list[str] = []
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.said.append(line)
             if found := re.match(r"Ready: .* on (http://\S+)/v1", line):
                 self.url = found[1]
+                watchdog.cancel()
                 return
+        watchdog.cancel()
         raise AssertionError("the server ended before it was ready:\n" + "".join(self.said))
 
     def get(self, path: str) -> str:
@@ -50,6 +61,12 @@ class Server:
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, json.load(error)
+
+    def end(self) -> int:
+        """Asks it to end; its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        self.process.communicate(timeout=30)
+        return self.process.returncode
 
     def metric(self, name: str) -> float:
         found = re.search(rf"^{name}(?:{{[^}}]*}})? (\S+)$", self.get("/metrics"), re.MULTILINE)
@@ -135,3 +152,33 @@ def test_a_port_in_use_is_one_line_and_exit_code_2(server: Server, tmp_path: Pat
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert port in done.stderr
+
+
+def test_a_restart_finds_what_the_disk_keeps(tmp_path: Path) -> None:
+    write_tiny_text_model(tmp_path / "model")
+    system = {"role": "system", "content": "You know everything about rivers, and say it briefly."}
+    (tmp_path / "warm.jsonl").write_text(json.dumps({"messages": [system]}) + "\n{}\n")
+    flags = (
+        *("--served-model-name", "tiny", "--max-num-seqs", "2", "--max-num-batched-tokens", "32"),
+        *("--context-length", "512", "--device-cache-size", "8MiB", "--compile-cache-dir", "none"),
+        *("--host-cache-size", "8MiB", "--host-disk-cache-dir", str(tmp_path / "kv")),
+        *("--prefill-priority", "wait_complete", "--skip-warmup"),
+    )
+    chat = {"messages": [system, {"role": "user", "content": "Where?"}], "max_tokens": 4, "temperature": 0}
+
+    first = Server(tmp_path / "model", *flags, "--warmup-file", str(tmp_path / "warm.jsonl"))
+    assert any("Warm-up file, line 2: nothing is given" in line for line in first.said)
+    _, cold = first.post("/v1/chat/completions", **chat)
+    assert cold["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]["device"] >= 48
+    assert first.end() == 0
+
+    second = Server(tmp_path / "model", *flags)
+    _, warm = second.post("/v1/chat/completions", **chat)
+    assert warm["choices"] == cold["choices"]
+    found = warm["usage"]["prompt_tokens_details"]["cached_tokens_by_tier"]
+    assert found["disk"] >= 48
+    assert (found["device"], found["host"]) == (0, 0)
+    assert second.metric("tierax_prefetch_hit_pages_total") == found["disk"] / 16
+    assert second.post("/flush_cache?timeout=10")[0] == 200
+    assert second.end() == 0
+    assert list((tmp_path / "kv").rglob("*.__lock")) == []

@@ -9,7 +9,9 @@ import sys
 from .errors import UsageError
 
 BENCHMARKS = {
+    "cache": "what the tiers bring and cost: a table of five caches, first tokens by tier, copies, late disks",
     "offline": "decode and prefill speed against the memory bound, the bare step and installed peers",
+    "perplexity": "what the dtype of stored KV costs in quality, on a fixed text",
     "radix": "host time of the prefix tree and the page allocator",
 }
 """Name -> summary; each is a module of `tierax.bench` with `main(argv) -> int`."""

@@ -89,8 +89,15 @@ def _report(outputs: list[Output]) -> int:
             continue
         print(output.text, flush=True)
         print(
-            f"{label}{output.cached_tokens} of {len(output.prompt_token_ids)} prompt tokens from the cache, "
+            f"{label}{output.cached_tokens} of {len(output.prompt_token_ids)} prompt tokens from the cache"
+            f"{_by_tier(output.cached_by_tier)}, "
             f"{len(output.token_ids)} generated ({output.finish_reason})",
             file=sys.stderr,
         )
     return 1 if failed else 0
+
+
+def _by_tier(cached: dict[str, int]) -> str:
+    """` (host 16, disk 32)`, the tiers that had something; nothing where none had."""
+    parts = [f"{tier} {tokens}" for tier, tokens in cached.items() if tokens]
+    return f" ({', '.join(parts)})" if parts else ""

@@ -18,6 +18,7 @@ COMMANDS = {
     "serve": "serve a model over HTTP (OpenAI-compatible)",
     "generate": "complete prompts: the text on stdout, the cache report on stderr",
     "convert": "convert a Hugging Face or GGUF model to an Orbax checkpoint",
+    "cache": "look after a disk cache, or a running server's: stat, ls, verify, prune, clear, warm, pin, unpin",
     "bench": "measure: offline, radix",
 }
 """Subcommand -> its summary; each lives in the module of its name and has `run(argv) -> int`."""

@@ -292,7 +292,7 @@ def test_error_in_an_answer_is_logged_and_hurts_nobody(
     fill(store, KEYS[:1])
     called = threading.Event()
 
-    def done(outcome: Outcome, found: bytes | None) -> None:
+    def done(outcome: Outcome, found: object) -> None:
         called.set()
         raise RuntimeError("a bug of the caller's")
 
