@@ -62,7 +62,7 @@ class EngineLoop:
             raise ValueError(f"request id {request.id!r} is in use")
         now = self._clock()
         request.arrival = now
-        self.expire()
+        self._cache.tiers.expire(now)
         self._requests[request.id] = request
         self._transfers.start(request, now)
         self.scheduler.add(request)
@@ -82,7 +82,7 @@ class EngineLoop:
         """
         started = self._clock()
         self._waited = 0.0
-        self.expire()
+        self._cache.tiers.expire(started)
         self._transfers.poll(started)
         plan = self._schedule(started)
         collects = len(self._in_flight) > (plan is not None)
@@ -93,9 +93,13 @@ class EngineLoop:
         self.stats.host_seconds += self._clock() - started - self._waited
         return plan is not None or collects
 
-    def expire(self) -> None:
-        """Drops pages whose time is over, where the eviction policy knows such a time."""
-        self._cache.tiers.expire(self._clock())
+    def tend(self) -> None:
+        """Now and then while there are no steps: looks after what time alone brings, in the cache and on the disk."""
+        now = self._clock()
+        self._cache.tiers.expire(now)
+        self._transfers.poll(now)
+        self._transfers.after_step(now)
+        self._update_gauges()
 
     def _schedule(self, now: float) -> StepPlan | None:
         plan = self.scheduler.plan(now)

@@ -128,7 +128,10 @@ class EngineThread:
         loop = self.engine.loop
         self._beat = self.engine.clock()
         self._obey(block_for=IDLE_WAIT if loop.idle else 0.0)
-        if loop.idle or self._closing:
+        if self._closing:
+            return
+        if loop.idle:
+            loop.tend()
             return
         waits = not loop.step()
         if loop.stats.faults > self._faults:

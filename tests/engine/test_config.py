@@ -112,11 +112,15 @@ def test_eviction_policies(tmp_path: Path) -> None:
     assert isinstance(make("tierax.cache.policies.lru:LRU"), LRU)
     file = tmp_path / "mine.py"
     file.write_text(
-        "class Mine:\n    def touch(self, node, tick): ...\n    def priority(self, node): return 0\n"
+        "from tierax.cache.policies.registry import EvictionPolicy\n\n\nclass Mine(EvictionPolicy):\n"
+        "    def touch(self, item, use): ...\n    def priority(self, item): return 0\n"
     )
     assert type(make(f"{file}:Mine")).__name__ == "Mine"
     with pytest.raises(ConfigError, match=r"^eviction_policy: .*Other"):
         make(f"{file}:Other")
+    config = EngineConfig(model_path="demo", host_eviction_policy="fifo", disk_eviction_policy="ttl=1h")
+    tiers = [type(config.make_eviction_policy(tier)).__name__ for tier in ("device", "host", "disk")]
+    assert tiers == ["LRU", "FIFO", "TTL"]
 
 
 def test_unknown_settings_get_a_near_match() -> None:
