@@ -111,12 +111,9 @@ class Agents:
     def next(self) -> Conversation | None:
         """The conversation that sends its prompt now; None when no more may, or all are over or under way.
 
-        The house fills up by one with each of the first answers, lest the run begin with a queue of cold prompts that
-        its mean latencies would tell of more than of anything else. If everybody still thinks, the one who is done
-        first does not wait.
+        If everybody still thinks, the one who is done first does not wait.
         """
-        running = self._sent - self._answered
-        if not self._due or running >= min(self._most_running, 1 + self._answered):
+        if not self._due or self._sent - self._answered >= self._most_running:
             return None
         at = min(self._due, key=lambda i: (self._due[i], i))
         del self._due[at]

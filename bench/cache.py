@@ -199,7 +199,16 @@ def _show_ttft(report: dict[str, Any]) -> str:
 
 
 def _table(plan: Plan) -> dict[str, Any]:
-    return measure_table(plan.maker, plan.shapes.workload, plan.page, disk_parent=plan.disk_parent)
+    return measure_table(
+        plan.maker, plan.shapes.workload, plan.page, disk_parent=plan.disk_parent, done=_say_row
+    )
+
+
+def _say_row(row: dict[str, Any]) -> None:
+    """The whole takes long: what an interrupted run has found is not lost."""
+    _say(
+        f"{row['name']}: first token {row['ttft_ms_mean']:.0f} ms, {row['req_s']:.3f} requests/s, hits {row['hit_rate']:.1%}"
+    )
 
 
 def _show_table(report: dict[str, Any]) -> str:

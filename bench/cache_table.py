@@ -104,8 +104,9 @@ def measure_table(
     *,
     disk_parent: Path | None = None,
     prices: Prices | None = None,
+    done: Callable[[dict[str, Any]], None] = lambda row: None,
 ) -> dict[str, Any]:
-    """All rows, one after the other; `configs`, `infinite_hit_rate`, `answers` and what they were measured with."""
+    """All rows, one after the other, of each of which `done` hears; `configs`, `infinite_hit_rate`, `answers` and what they were measured with."""
     plan = ideal_cache(_planned(workload, page.vocab_size), page.tokens, workload.system_tokens)
     configs: list[dict[str, Any]] = []
     reference: dict[int, Conversation] = {}
@@ -127,6 +128,7 @@ def measure_table(
         configs.append(
             summarize(row, served, seconds, page, workload.system_tokens, disk_bytes, prices or Prices())
         )
+        done(configs[-1])
     ideal = ideal_cache(reference.values(), page.tokens, workload.system_tokens)
     return {
         "configs": configs,
