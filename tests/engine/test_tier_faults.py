@@ -232,7 +232,7 @@ def test_what_cannot_be_deleted_stops_the_writing_and_is_deleted_later(stage: St
     assert stats.failed_deletes >= KEPT
     assert len(run.on_disk()) <= 4 * KEPT, "it stops growing once it is known that nothing can be deleted"
     run.store.heal()
-    run.clock.advance(PAUSE)
+    run.idle_tick = 0.01
     run.until(lambda: len(run.on_disk()) <= 2 * KEPT, "the deleting")
     run.clock.advance(PAUSE)
     stage.expect_recovery(run, 7)

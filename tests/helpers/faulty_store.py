@@ -67,6 +67,7 @@ class FaultyStore(PageStore):
         self._stalled: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         self._late_order = WriteOrder()
+        self._heals = 0
 
     def inject(
         self,
@@ -100,6 +101,7 @@ class FaultyStore(PageStore):
     def heal(self) -> None:
         """Nothing goes wrong any more, and what has stalled goes on."""
         with self._lock:
+            self._heals += 1
             self._rules.clear()
             self._delays.clear()
         self.release()
@@ -140,13 +142,16 @@ class FaultyStore(PageStore):
         """What is late or stalled here keeps what comes after it waiting, as it would in the real store."""
         name, deletes = page_name(key), operation == "delete"
         failure = None if fault is None else _OUTCOMES.get(fault)
+        heals = self._heals
 
         def end(outcome: Outcome) -> None:
             self._late_order.finish(name, deletes=deletes)
             done(outcome)
 
         def start() -> None:
-            self._later(operation, fault, lambda: real(end) if failure is None else end(failure))
+            # What would have stalled need not, if its turn comes after `heal` only.
+            now = None if fault is Fault.STALLED and self._heals != heals else fault
+            self._later(operation, now, lambda: real(end) if failure is None else end(failure))
 
         self._late_order.submit(name, start, deletes=deletes)
 
