@@ -21,11 +21,6 @@ class Rate:
         self._seconds = self._seconds * keep + seconds
         self.measured_at = now
 
-    @property
-    def per_second(self) -> float | None:
-        """None until something was measured."""
-        return self._amount / self._seconds if self._seconds > 0 else None
-
     def seconds_for(self, amount: float) -> float | None:
         """How long `amount` should take; None if nothing is known."""
         return amount * self._seconds / self._amount if self._amount > 0 else None
@@ -42,8 +37,6 @@ class LoadOrRecompute:
         """Tokens per second."""
         self.read = Rate()
         """Bytes per second, disk to host."""
-        self.declined = 0
-        """Loads that were not made."""
         self._retry = retry
 
     def worth_reading(self, num_bytes: int, num_tokens: int, now: float) -> bool:
@@ -51,7 +44,4 @@ class LoadOrRecompute:
         if load is None or compute is None or load <= compute:
             return True
         assert self.read.measured_at is not None
-        if now - self.read.measured_at >= self._retry:
-            return True
-        self.declined += 1
-        return False
+        return now - self.read.measured_at >= self._retry

@@ -22,7 +22,7 @@ class Save:
 
 
 class TieredTree:
-    """What device and host hold of every prefix. `wants_saving(node)`: whether its eviction from the device saves it."""
+    """What device and host hold of every prefix."""
 
     def __init__(
         self,

@@ -70,9 +70,8 @@ class _Read:
     wait: _Wait
     first: int
     rows: list[int]
-    seen: int = 0
-    """Outcomes looked at; they may come in any order, so each is taken once."""
-    open: set[int] = field(default_factory=set)
+    open: set[int]
+    """Its pages without an outcome so far; outcomes come in any order, and each is taken once."""
 
 
 @dataclass(slots=True, eq=False)
