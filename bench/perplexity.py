@@ -18,10 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..engine.engine import load_tokenizer
+from ..engine.platform import device_target
 from ..engine.tokenizer import TokenizerError
 from ..models.errors import ModelError
 from ..models.source import resolve_model
-from ..models.transformer import Decoder, Params, StepTokens
+from ..models.transformer import Decoder, Params, StepTokens, attention_shape
 from ..models.weights.loader import load_params
 from ..pallas_kernels import attention
 from ..pallas_kernels.batch import RaggedBatch
@@ -67,10 +68,11 @@ def measure(
     if len(ids) < 2:
         raise ValueError("the text must have at least two tokens")
     params = load_params(source, source.config, stacked=False)
-    decoder = Decoder(source.config, jnp.dtype(jnp.float32), attention.select())
     found: list[Quality] = []
     first = np.empty(0)
     for name in kv_dtypes:
+        kernels = attention.select(device_target(), attention_shape(source.config, PAGE_SIZE, "f32", name))
+        decoder = Decoder(source.config, jnp.dtype(jnp.float32), kernels)
         shape = pool_shape(decoder, len(ids), KV_DTYPES[name])
         pool = jnp.zeros(shape.array, KV_DTYPES[name])
         logprobs = forced_logprobs(decoder, params, pool, ids)

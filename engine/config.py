@@ -18,6 +18,8 @@ from .schedule_policy import SCHEDULE_POLICIES
 
 DTYPES = ("auto", "f32", "bf16")
 KV_DTYPES = (*DTYPES, "fp8")
+ATTENTION_BACKENDS = ("auto", "xla")
+"""Names of `pallas_kernels.attention.BACKENDS`, which cannot be asked without loading jax."""
 
 _DTYPE_SPELLINGS = {"float32": "f32", "fp32": "f32", "float": "f32", "bfloat16": "bf16"}
 _KV_DTYPE_SPELLINGS = _DTYPE_SPELLINGS | {"fp8_e4m3": "fp8", "fp8_e4m3fn": "fp8"}
@@ -84,6 +86,8 @@ class EngineConfig:
     """Compute dtype of weights and activations: auto, f32 or bf16."""
     kv_cache_dtype: str = "auto"
     """Dtype of stored KV: auto (= compute dtype), f32, bf16, or fp8 (e4m3 with a scale per token and head)."""
+    attention_backend: str = "auto"
+    """Kernels of the step, a name of `ATTENTION_BACKENDS`; auto = the best for platform and model."""
     page_size: int | None = None
     """Tokens per page; None = platform default (16 on CPU)."""
     device_cache_size: int | str = "auto"
@@ -147,6 +151,7 @@ class EngineConfig:
             )
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "kv_cache_dtype", _one_of("kv_cache_dtype", kv_dtype, KV_DTYPES))
+        _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         _one_of("schedule_policy", self.schedule_policy, tuple(SCHEDULE_POLICIES))
         for name in ("eviction_policy", "host_eviction_policy", "disk_eviction_policy"):
             self._check_eviction_policy(name)

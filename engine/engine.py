@@ -15,16 +15,17 @@ import jax.numpy as jnp
 from ..cache.device_pool import DevicePool
 from ..cache.manager import CacheManager
 from ..models.source import ModelSource, resolve_model
-from ..models.transformer import Decoder
+from ..models.transformer import Decoder, attention_shape
 from ..models.weights.loader import load_params
 from ..pallas_kernels import attention
+from ..pallas_kernels.kernels import Kernels
 from ..pallas_kernels.pages import PoolShape
 from .chat_template import ChatTemplate
 from .compile_counter import CompileCounter, use_compile_cache
 from .config import ConfigError, EngineConfig
 from .jax_executor import JaxExecutor
 from .loop import EngineLoop
-from .platform import PLATFORMS, Platform, device_memory, pool_pages
+from .platform import PLATFORMS, Platform, device_memory, device_target, pool_pages
 from .prefetch_policy import PrefetchPolicy
 from .request import Delta, Request, SamplingParams
 from .schedule_policy import SCHEDULE_POLICIES
@@ -93,7 +94,7 @@ class Engine:
             page_size=page_size,
             num_pages=pool.shape.pages,
         )
-        decoder = Decoder(source.config, _JAX_DTYPES[dtype], attention.select())
+        decoder = Decoder(source.config, _JAX_DTYPES[dtype], self._select_kernels(page_size))
         self.executor = JaxExecutor(
             params, pool, StepFunctions(decoder, shapes), shapes, source.config.vocab_size
         )
@@ -121,6 +122,13 @@ class Engine:
             transfers=self.tiers.transfers if self.tiers is not None else None,
             stats=self.stats,
         )
+
+    def _select_kernels(self, page_size: int) -> Kernels:
+        shape = attention_shape(self.model_config, page_size, self.dtype, self.kv_dtype)
+        try:
+            return attention.select(device_target(), shape, self.config.attention_backend)
+        except ValueError as error:
+            raise ConfigError(f"attention_backend: {error}") from None
 
     def warm_up(
         self,

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import jax
 
+from ..pallas_kernels.kernels import Target
+
 
 @dataclass(frozen=True, slots=True)
 class Platform:
@@ -30,6 +32,27 @@ PLATFORMS = {
     "cpu": Platform("f32", 16, 64, 512, 0.125, 1.0, stacked=False),
     "default": Platform("bf16", 16, 256, 2048, 0.85, 8.0, stacked=True),
 }
+
+
+_TPU_GENERATIONS = {
+    "v5 lite": "v5e",
+    "v5e": "v5e",
+    "v6 lite": "v6e",
+    "v6e": "v6e",
+    "v5p": "v5p",
+    "v5": "v5p",
+    "7x": "tpu7x",
+}
+"""What a TPU's `device_kind` holds (the first that matches counts) -> the generation's usual name."""
+
+
+def device_target() -> Target:
+    """What kernels are chosen by, of the first device."""
+    device = jax.local_devices()[0]
+    if device.platform == "tpu":
+        kind = device.device_kind.lower()
+        return Target("tpu", next((name for part, name in _TPU_GENERATIONS.items() if part in kind), kind))
+    return Target(device.platform, str(getattr(device, "compute_capability", "")))
 
 
 def device_memory() -> tuple[int, int]:

@@ -10,7 +10,6 @@ body picks the matrix by `lax.switch`, which passes a pointer, and still compile
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,9 +17,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from ..pallas_kernels.attention import Attend
 from ..pallas_kernels.batch import RaggedBatch
-from ..pallas_kernels.pages import write_kv
+from ..pallas_kernels.kernels import AttentionShape, Kernels, Linear
 from .config import ModelConfig
 from .rope import rope_frequencies
 
@@ -68,7 +66,7 @@ class Layer(_Block):
         rotary: tuple[jax.Array, jax.Array],
         tokens: StepTokens,
         batch: RaggedBatch,
-        attend: Attend,
+        kernels: Kernels,
         project: Project,
     ) -> tuple[jax.Array, jax.Array]:
         c = self.config
@@ -85,8 +83,8 @@ class Layer(_Block):
             q = rms_norm(q, self.leaf("q_norm"), c.rms_norm_eps)
             k = rms_norm(k, self.leaf("k_norm"), c.rms_norm_eps)
         q, k = rotate(q, *rotary), rotate(k, *rotary)
-        pool = write_kv(pool, k, v, tokens.slots, layer)
-        attended = attend(q, pool, layer, batch, window=window)
+        pool = kernels.write_kv(pool, k, v, tokens.slots, layer)
+        attended = kernels.attend(q, pool, layer, batch, window=window)
         x_td = x_td + dense("o", attended.reshape(rows, -1))
         gate_up = dense("gate_up", rms_norm(x_td, self.leaf("mlp_norm"), c.rms_norm_eps))
         gate, up = jnp.split(gate_up, 2, axis=-1)
@@ -105,7 +103,7 @@ class Trunk(_Block):
     def normalize(self, x_td: jax.Array) -> jax.Array:
         return rms_norm(x_td, self.leaf("final_norm"), self.config.rms_norm_eps)
 
-    def logits(self, x_sd: jax.Array) -> jax.Array:
+    def logits(self, x_sd: jax.Array, linear: Linear) -> jax.Array:
         head = self.leaf("embed" if self.config.tie_embeddings else "lm_head")
         return linear(x_sd, head).astype(jnp.float32)
 
@@ -113,10 +111,10 @@ class Trunk(_Block):
 class Decoder:
     """The model's pure functions. Holds structure only; every array is an argument."""
 
-    def __init__(self, config: ModelConfig, dtype: jnp.dtype, attend: Attend) -> None:
+    def __init__(self, config: ModelConfig, dtype: jnp.dtype, kernels: Kernels) -> None:
         self.config = config
         self.dtype = dtype
-        self._attend = attend
+        self.kernels = kernels
         self._layer_def, self._layer_state = nnx.split(nnx.eval_shape(lambda: Layer(config, dtype)))
         self._trunk_def, self._trunk_state = nnx.split(nnx.eval_shape(lambda: Trunk(config, dtype)))
         self._inv_freq, self._rope_scale = rope_frequencies(config.rope, config.head_dim)
@@ -138,11 +136,12 @@ class Decoder:
             module = nnx.merge(self._layer_def, _fill(self._layer_state, leaves))
 
             def project(name: str, x: jax.Array) -> jax.Array:
+                linear = self.kernels.linear
                 if name in leaves:
                     return linear(x, leaves[name])
-                return lax.switch(index, [partial(linear, weight_oi=w) for w in matrices[name]], x)
+                return lax.switch(index, [lambda x, w=w: linear(x, w) for w in matrices[name]], x)
 
-            x, pool = module(x, pool, index, window, rotary, tokens, batch, self._attend, project)
+            x, pool = module(x, pool, index, window, rotary, tokens, batch, self.kernels, project)
             return (x, pool), None
 
         indices = jnp.arange(config.num_layers, dtype=jnp.int32)
@@ -151,16 +150,16 @@ class Decoder:
 
     def logits(self, params: Params, hidden_sd: jax.Array) -> jax.Array:
         """f32 logits `[S, V]` of normalised hidden states `[S, D]`."""
-        return self._trunk(params).logits(hidden_sd)
+        return self._trunk(params).logits(hidden_sd, self.kernels.linear)
 
     def _trunk(self, params: Params) -> Trunk:
         leaves = {name: params[name] for name in self.config.top_shapes()}
         return nnx.merge(self._trunk_def, _fill(self._trunk_state, leaves))
 
 
-def linear(x_ti: jax.Array, weight_oi: jax.Array) -> jax.Array:
-    """`x @ weight.T`; weights are stored `[out, in]`, the order in which a matrix-vector product streams memory."""
-    return lax.dot_general(x_ti, weight_oi, (((1,), (1,)), ((), ())))
+def attention_shape(config: ModelConfig, page_size: int, dtype: str, kv_dtype: str) -> AttentionShape:
+    """What kernels for this model are chosen by. dtype: of activations; kv_dtype: of the pool."""
+    return AttentionShape(config.num_heads, config.num_kv_heads, config.head_dim, page_size, dtype, kv_dtype)
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:

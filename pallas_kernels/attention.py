@@ -1,33 +1,46 @@
-"""Ragged paged attention: the one entry. Which path runs is chosen here, once, when a step is built."""
+"""Ragged paged attention: the one entry. Which backend runs is chosen here, once, when a step is built."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from importlib import import_module
+from typing import Protocol
 
-import jax
+from .kernels import AttentionShape, Kernels, Target
 
-from . import xla
-
-Attend = Callable[..., jax.Array]
-"""`attend(q_thd, pool, layer, batch, *, window, soft_cap, scale) -> out_thd`.
-
-q_thd: `[T, heads, head_dim]` (f32 or bf16); pool: see `pages`; layer: index into the pool's layers;
-batch: `RaggedBatch`; window: sliding window in tokens, 0 = full; soft_cap: tanh cap on scores, 0 = none;
-scale: of the scores, None = head_dim ** -0.5. Returns `[T, heads, head_dim]` in q's dtype; rows of padding
-tokens are undefined but finite. The KV of the batch's own tokens must be in the pool before the call.
-"""
-
-BACKENDS: dict[str, Attend] = {"xla": xla.attend}
+BACKENDS = {"xla": "xla"}
+"""Name -> module of this package, the best first: `auto` takes the first that serves the target and the shape."""
 
 
-def select(backend: str = "auto") -> Attend:
-    """The attention path called `backend`; `auto` takes the best one for the platform.
+class Backend(Protocol):
+    """What such a module has."""
 
-    Raises ValueError for an unknown name.
+    def refuses(self, target: Target, shape: AttentionShape) -> str | None:
+        """Why this backend cannot serve, in a few words ("needs a TPU"); None when it can."""
+        ...
+
+    def kernels(self, target: Target, shape: AttentionShape) -> Kernels:
+        """The kernels for a target and shape that are not refused. Runs nothing."""
+        ...
+
+
+def select(target: Target, shape: AttentionShape, backend: str = "auto") -> Kernels:
+    """The kernels of the backend called `backend`; `auto` takes the best one that serves.
+
+    Raises ValueError for an unknown name, and when the named backend refuses the target or the shape.
     """
-    name = "xla" if backend == "auto" else backend
-    if name not in BACKENDS:
+    if backend != "auto" and backend not in BACKENDS:
         raise ValueError(
             f"unknown attention backend {backend!r}: choose auto or one of {', '.join(BACKENDS)}"
         )
-    return BACKENDS[name]
+    for name in BACKENDS if backend == "auto" else (backend,):
+        module = _load(name)
+        reason = module.refuses(target, shape)
+        if reason is None:
+            return module.kernels(target, shape)
+        if backend != "auto":
+            raise ValueError(f"attention backend {backend}: {reason}")
+    raise AssertionError("xla serves every shape")
+
+
+def _load(name: str) -> Backend:
+    return import_module(f".{BACKENDS[name]}", __package__)  # pyright: ignore[reportReturnType]

@@ -19,7 +19,7 @@ def attend(
     soft_cap: float = 0.0,
     scale: float | None = None,
 ) -> jax.Array:
-    """See `attention.attend`. Python loops over rows: for concrete (not traced) batches only."""
+    """See `kernels.Attend`. Python loops over rows: for concrete (not traced) batches only."""
     tokens, heads, head_dim = q_thd.shape
     kv_heads = PoolShape.of(pool).kv_heads
     factor = float(head_dim) ** -0.5 if scale is None else scale

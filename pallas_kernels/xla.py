@@ -14,7 +14,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from .batch import RaggedBatch
-from .pages import PoolShape, gather_layer
+from .kernels import AttentionShape, Kernels, Target
+from .linear import linear
+from .pages import PoolShape, gather_layer, write_kv
 
 DECODE_GROUP = 4
 """Decode rows per iteration: fewer pay more loop overhead, more waste work on rows of unequal length."""
@@ -28,6 +30,15 @@ NEG_INF = -1e30
 """Finite, so that a fully masked block leaves no NaN behind."""
 
 
+def refuses(target: Target, shape: AttentionShape) -> str | None:
+    """Nothing: this path serves wherever XLA does."""
+    return None
+
+
+def kernels(target: Target, shape: AttentionShape) -> Kernels:
+    return Kernels("xla", attend, write_kv, linear)
+
+
 def attend(
     q_thd: jax.Array,
     pool: jax.Array,
@@ -38,7 +49,7 @@ def attend(
     soft_cap: float = 0.0,
     scale: float | None = None,
 ) -> jax.Array:
-    """See `attention.attend`."""
+    """See `kernels.Attend`."""
     tokens, _, head_dim = q_thd.shape
     scale = float(head_dim) ** -0.5 if scale is None else scale
     q_thd = q_thd * jnp.asarray(scale, q_thd.dtype)

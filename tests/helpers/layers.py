@@ -51,7 +51,7 @@ def _under(*packages: str) -> tuple[str, ...]:
 
 PURE_CACHE = Rule("cache*", _under("cache"), frozenset({"numpy", "tensorstore", "xxhash"}))
 RULES = (
-    Rule("pallas_kernels*", _under("pallas_kernels"), frozenset({"jax"})),
+    Rule("pallas_kernels*", _under("pallas_kernels"), frozenset({"jax", "numpy"})),
     Rule("cache.device_pool", _under("cache", "pallas_kernels"), frozenset({"numpy", "tensorstore", "jax"})),
     PURE_CACHE,
     Rule("models.config", (), frozenset()),

@@ -17,12 +17,13 @@ from tierax.cache.device_pool import DevicePool
 from tierax.cache.manager import CacheManager
 from tierax.engine.jax_executor import JaxExecutor
 from tierax.engine.loop import EngineLoop
+from tierax.engine.platform import device_target
 from tierax.engine.request import Delta, Request, SamplingParams
 from tierax.engine.schedule_policy import FCFS, SchedulePolicy
 from tierax.engine.scheduler import Limits
 from tierax.engine.step import StepFunctions, StepShapes
 from tierax.models.source import resolve_model
-from tierax.models.transformer import Decoder, Params
+from tierax.models.transformer import Decoder, Params, attention_shape
 from tierax.models.weights.loader import load_params
 from tierax.pallas_kernels import attention
 from tierax.pallas_kernels.pages import PoolShape
@@ -37,7 +38,8 @@ class TinyModel:
             source = resolve_model(directory)
             self.config = source.config
             self.params: Params = load_params(source, source.config, stacked=stacked)
-        self.decoder = Decoder(self.config, jnp.dtype(jnp.float32), attention.select())
+        shape = attention_shape(self.config, 16, "f32", "f32")
+        self.decoder = Decoder(self.config, jnp.dtype(jnp.float32), attention.select(device_target(), shape))
 
 
 class TinyDevice:

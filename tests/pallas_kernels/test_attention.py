@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tierax.engine.config import ATTENTION_BACKENDS
 from tierax.pallas_kernels import attention, reference, xla
 from tierax.pallas_kernels.batch import RaggedBatch
+from tierax.pallas_kernels.kernels import AttentionShape, Target
 
 LAYERS, LAYER = 2, 1
 POISON = 1e30
@@ -198,7 +200,10 @@ def test_bf16_queries_and_pool() -> None:
         )
 
 
-def test_select_names_its_choices() -> None:
-    assert attention.select() is attention.BACKENDS["xla"]
-    with pytest.raises(ValueError, match="unknown attention backend 'cuda': choose auto or one of xla"):
-        attention.select("cuda")
+def test_auto_selects_what_serves_and_an_unknown_name_is_refused() -> None:
+    shape = AttentionShape(9, 3, 64, 16, "f32", "f32")
+    assert tuple(attention.BACKENDS) == ATTENTION_BACKENDS[1:]
+    assert attention.select(Target("riscv"), shape).name == "xla"
+    assert attention.select(Target("cpu"), shape, "xla").attend is xla.attend
+    with pytest.raises(ValueError, match=r"unknown attention backend 'cuda': choose auto or one of .*xla"):
+        attention.select(Target("cpu"), shape, "cuda")

@@ -131,6 +131,11 @@ ENGINE_OPTIONS = (
         "N",
     ),
     Option(
+        "attention_backend",
+        ("--attention-backend",),
+        "kernels of the step: auto, xla (runs everywhere)",
+    ),
+    Option(
         "schedule_policy",
         ("--schedule-policy",),
         "order of waiting requests: fcfs, lpm (longest cached prefix first)",

@@ -1,0 +1,55 @@
+"""What a backend offers to a step, and what it is chosen by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+Attend = Callable[..., jax.Array]
+"""`attend(q_thd, pool, layer, batch, *, window, soft_cap, scale) -> out_thd`.
+
+q_thd: `[T, heads, head_dim]` (f32 or bf16); pool: see `pages`; layer: index into the pool's layers;
+batch: `RaggedBatch`; window: sliding window in tokens, 0 = full; soft_cap: tanh cap on scores, 0 = none;
+scale: of the scores, None = head_dim ** -0.5. Returns `[T, heads, head_dim]` in q's dtype; rows of padding
+tokens are undefined but finite. The KV of the batch's own tokens must be in the pool before the call.
+"""
+
+WriteKv = Callable[..., jax.Array]
+"""`write_kv(pool, k_tkd, v_tkd, slots_t, layer) -> pool`, see `pages.write_kv`."""
+
+Linear = Callable[[jax.Array, jax.Array], jax.Array]
+"""`linear(x_ti, weight_oi) -> x_to`, the product with the transposed weight, see `linear.linear`."""
+
+
+class Kernels(NamedTuple):
+    """The kernels that one step is built with."""
+
+    name: str
+    """Of the backend, as `--attention-backend` spells it."""
+    attend: Attend
+    write_kv: WriteKv
+    linear: Linear
+
+
+class Target(NamedTuple):
+    """The device that a step is compiled for: stated, as it need not be one that is here."""
+
+    platform: str
+    """cpu, tpu or gpu."""
+    generation: str = ""
+    """TPU: v5e, v6e or tpu7x; GPU: compute capability, as in 9.0; CPU: nothing."""
+
+
+class AttentionShape(NamedTuple):
+    """Of one device's share of a model: what decides whether a kernel can serve it."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    page_size: int
+    dtype: str
+    """Of queries: f32 or bf16."""
+    kv_dtype: str
+    """Of the pool: f32, bf16 or fp8."""
