@@ -6,7 +6,7 @@ import heapq
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ class Jitter:
 
 
 class JitterStore:
-    """All of a page store's interface; what was read is handed over after the page's delay."""
+    """All of a page store's interface; a read has ended after the page's delay only."""
 
     def __init__(self, store: Any, jitter: Jitter, clock: Callable[[], float] = time.monotonic) -> None:
         self._store = store
@@ -45,17 +45,17 @@ class JitterStore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    def read(self, key: Any, done: Callable[[Any, Callable[[], bytes] | None], None]) -> None:
+    def read_into(self, key: Any, buffers: Sequence[memoryview], done: Callable[[Any], None]) -> None:
         """As the store's, but later; reads do not wait for each other."""
         due = self._clock() + self._jitter.delay(key.key)
 
-        def arrived(outcome: Any, record: Callable[[], bytes] | None) -> None:
+        def arrived(outcome: Any) -> None:
             with self._news:
                 self._count += 1
-                heapq.heappush(self._late, (due, self._count, lambda: done(outcome, record)))
+                heapq.heappush(self._late, (due, self._count, lambda: done(outcome)))
                 self._news.notify()
 
-        self._store.read(key, arrived)
+        self._store.read_into(key, buffers, arrived)
 
     def close(self, *args: Any, **options: Any) -> Any:
         """Hands over at once what is late, and closes the store."""

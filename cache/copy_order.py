@@ -40,8 +40,8 @@ class Job:
     outcome: Outcome = Outcome.OK
     """Of the source."""
     began: float = 0.0
-    issued: bool = False
-    """Asked of the store."""
+    size: int = 0
+    """Bytes that it has under way in the store, for a read."""
     waits: int = 0
     """Jobs and events that must come first."""
     followers: list[Job] = field(default_factory=list)

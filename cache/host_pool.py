@@ -45,6 +45,10 @@ class HostPool:
         for at, row, count in _runs(rows):
             np.copyto(pages[at : at + count], self.slab[row : row + count])
 
+    def row(self, row: int) -> memoryview:
+        """The bytes of a row, to read from and write to."""
+        return self.slab[row].data
+
 
 def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """(position, first row, length) of each stretch of consecutive rows: a copy each. Every copy lets go of the GIL and

@@ -90,39 +90,54 @@ def unpack(record: bytes | memoryview, key: PageKey, layout: PageLayout) -> memo
 
     Raises RecordError with the reason: length, magic, version, checksum, another key, another layout.
     """
-    found_key, found_layout, payload = inspect(record)
+    data = _flat(record)
+    verify(data[:PAYLOAD_OFFSET], data[PAYLOAD_OFFSET:], key, layout)
+    return data[PAYLOAD_OFFSET:]
+
+
+def verify(header: memoryview | bytes, payload: memoryview, key: PageKey, layout: PageLayout) -> None:
+    """Makes certain that a record, whose first `PAYLOAD_OFFSET` bytes are `header`, is this page in this layout.
+
+    Raises RecordError as `unpack` does.
+    """
+    found_key, found_layout = _read_header(header, payload)
     if found_key != key:
         raise RecordError(f"other key: the record is page {found_key.key.hex()} at depth {found_key.depth}")
     if found_layout != layout:
         raise RecordError(
             f"other layout: {found_layout.shape} {found_layout.dtype}, expected {layout.shape} {layout.dtype}"
         )
-    return payload
 
 
 def inspect(record: bytes | memoryview) -> tuple[PageKey, PageLayout, memoryview]:
     """What a record says of itself, and its payload. Raises RecordError unless it is whole and unchanged."""
     data = _flat(record)
-    if data.nbytes < PAYLOAD_OFFSET:
-        raise RecordError(f"length: {data.nbytes} bytes, less than a header")
-    magic, version, meta_length, payload_bytes = _FIXED.unpack_from(data)
+    payload = data[PAYLOAD_OFFSET:]
+    return (*_read_header(data[:PAYLOAD_OFFSET], payload), payload)
+
+
+def _read_header(header: memoryview | bytes, payload: memoryview) -> tuple[PageKey, PageLayout]:
+    header = memoryview(header)
+    length = header.nbytes + payload.nbytes
+    if header.nbytes < PAYLOAD_OFFSET:
+        raise RecordError(f"length: {length} bytes, less than a header")
+    magic, version, meta_length, payload_bytes = _FIXED.unpack_from(header)
     if magic != MAGIC:
         raise RecordError("magic: this is no page of tierax")
     if version != VERSION:
         raise RecordError(f"version: format {version}, this program reads {VERSION}")
-    if data.nbytes != PAYLOAD_OFFSET + payload_bytes:
-        raise RecordError(f"length: {data.nbytes} bytes of {PAYLOAD_OFFSET + payload_bytes}")
-    payload = data[PAYLOAD_OFFSET:]
-    (expected,) = _CHECKSUM.unpack_from(data, _FIXED.size)
-    if _checksum(data[: _FIXED.size], data[_META_OFFSET:PAYLOAD_OFFSET], payload) != expected:
+    if payload.nbytes != payload_bytes:
+        raise RecordError(f"length: {length} bytes of {PAYLOAD_OFFSET + payload_bytes}")
+    (expected,) = _CHECKSUM.unpack_from(header, _FIXED.size)
+    if _checksum(header[: _FIXED.size], header[_META_OFFSET:], payload) != expected:
         raise RecordError("checksum: the bytes have changed since they were written")
     try:
-        key, layout = _read_meta(json.loads(bytes(data[_META_OFFSET : _META_OFFSET + meta_length])))
+        key, layout = _read_meta(json.loads(bytes(header[_META_OFFSET : _META_OFFSET + meta_length])))
     except (ValueError, KeyError, TypeError) as error:
         raise RecordError(f"header: {error}") from error
     if layout.nbytes != payload_bytes:
         raise RecordError(f"length: {payload_bytes} bytes of payload for {layout.shape} {layout.dtype}")
-    return key, layout, payload
+    return key, layout
 
 
 def _read_meta(meta: dict[str, Any]) -> tuple[PageKey, PageLayout]:

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,12 +29,13 @@ from .names import (
     parse_page_name,
 )
 from .order import WriteOrder
+from .readers import Readers, copy_into, read_file_into
 
 __all__ = ["PageStore", "StoreError", "Stored", "classify"]
 
 _log = logging.getLogger(__name__)
 
-READ_CONCURRENCY = 8
+READ_CONCURRENCY = 4
 WRITE_CONCURRENCY = 4
 PATIENCE_S = 60.0
 """What the calls that wait (list, describe, index) wait at most."""
@@ -57,8 +58,8 @@ class PageStore:
     A record is visible only when it is whole: files are renamed into place. They are not synced: after a power cut a
     renamed file may lack bytes, which the record's checksum tells.
 
-    `read_concurrency` files are read at once, by threads of tensorstore's; further calls queue there. Writes have threads
-    of their own, so that reads never wait for them. Methods may be called from any thread.
+    `read_concurrency` files are read at once; further calls queue. Writes have threads of their own, so that reads never
+    wait for them. Methods may be called from any thread.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class PageStore:
             raise StoreError(f"disk cache {self.url}: {_plain(error)}") from error
         if self.local is not None and not self.read_only:
             sweep_locks(self.local)
+        self._readers = Readers(read_concurrency)
         self._order = WriteOrder()
         self._idle = threading.Condition()
         self._in_flight = 0
@@ -114,12 +116,40 @@ class PageStore:
     # The three movements.
 
     def read(self, key: PageKey, done: Callable[[Outcome, Fetched | None], None]) -> None:
-        """Fetches a record; `done(outcome, fetched)` is called exactly once, in a thread of the store's or in this one,
-        with something only if the outcome is OK: `fetched()` makes the record's bytes, which is a copy and not for the
-        store's threads, which have others to read. The record has not been checked: `record.unpack` does that.
+        """Fetches a record of any length; `done(outcome, fetched)` is called exactly once, in a thread of the store's or
+        in this one, with something only if the outcome is OK: `fetched()` makes the record's bytes, which is a copy and
+        not for the store's threads, which have others to read. The record has not been checked: `record.unpack` does
+        that.
 
         `done` should be quick, and must not raise or call `close`.
         """
+        if self._begin():
+            self._fetch(key, partial(self._end, done))
+        else:
+            done(Outcome.CANCELLED, None)
+
+    def read_into(self, key: PageKey, buffers: Sequence[memoryview], done: Callable[[Outcome], None]) -> None:
+        """Reads a record into `buffers`, one after the other; `done(outcome)` as for `read`, but it may take its time.
+
+        A record that is not exactly as long as they are is CORRUPT. They may hold anything unless the outcome is OK.
+        """
+
+        def take(outcome: Outcome, record: Fetched | None) -> None:
+            if record is None:
+                self._end(done, outcome)
+            else:
+                self._readers.submit(lambda: self._end(done, copy_into(record(), buffers)))
+
+        if not self._begin():
+            done(Outcome.CANCELLED)
+        elif self.local is None:
+            self._fetch(key, take)
+        else:
+            path = f"{self.local}/{page_name(key)}"
+            self._readers.submit(lambda: self._end(done, self._read_file(path, buffers)))
+
+    def _fetch(self, key: PageKey, then: Callable[[Outcome, Fetched | None], None]) -> None:
+        """Has tensorstore read a record."""
 
         def complete(future: ts.Future) -> None:
             outcome, record = Outcome.OK, None
@@ -131,17 +161,22 @@ class PageStore:
                     outcome = Outcome.MISSING
             except Exception as error:
                 outcome = classify(error)
-            self._end(done, outcome, record)
+            then(outcome, record)
 
-        if not self._begin():
-            done(Outcome.CANCELLED, None)
-            return
         try:
             future = self._reads.read(page_name(key))
         except Exception as error:
-            self._end(done, classify(error), None)
+            then(classify(error), None)
         else:
             future.add_done_callback(complete)
+
+    def _read_file(self, path: str, buffers: Sequence[memoryview]) -> Outcome:
+        if self._closed:
+            return Outcome.CANCELLED
+        try:
+            return read_file_into(path, buffers)
+        except Exception as error:
+            return classify(error)
 
     def write(self, key: PageKey, record: bytes, done: Callable[[Outcome], None]) -> None:
         """Stores a record, in place of any that is there; `done(outcome)` as for `read`.
@@ -284,6 +319,7 @@ class PageStore:
             self._closing = True
             drained = self._idle.wait_for(lambda: self._in_flight == 0, timeout)
             self._closed = True
+        self._readers.close(wait=drained)
         return drained
 
     def _begin(self) -> bool:
@@ -336,7 +372,7 @@ def classify(error: BaseException) -> Outcome:
         return Outcome.NO_SPACE
     if number in (errno.EACCES, errno.EPERM, errno.EROFS):
         return Outcome.DENIED
-    if number == errno.ENOENT:
+    if number in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR):
         return Outcome.MISSING
     if number:
         return Outcome.IO_ERROR

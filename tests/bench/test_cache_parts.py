@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -190,8 +190,9 @@ class _Store:
     def __init__(self) -> None:
         self.closed: list[float] = []
 
-    def read(self, key: _Key, done: Any) -> None:
-        done("ok", lambda: key.key)
+    def read_into(self, key: _Key, buffers: Any, done: Any) -> None:
+        buffers[0][:] = key.key
+        done("ok")
 
     def close(self, timeout: float) -> bool:
         self.closed.append(timeout)
@@ -211,17 +212,17 @@ def test_late_reads_come_late_and_once_each() -> None:
     arrived: list[bytes] = []
     prompt_ones, all_of_them = threading.Event(), threading.Event()
 
-    def done(outcome: str, fetched: Callable[[], bytes] | None) -> None:
+    def done(buffer: bytearray, outcome: str) -> None:
         assert outcome == "ok"
-        assert fetched is not None
-        arrived.append(fetched())
+        arrived.append(bytes(buffer))
         if len(arrived) == len(names) - len(late):
             prompt_ones.set()
         if len(arrived) == len(names):
             all_of_them.set()
 
     for name in names:
-        store.read(_Key(name), done)
+        buffer = bytearray(1)
+        store.read_into(_Key(name), (memoryview(buffer),), partial(done, buffer))
     assert prompt_ones.wait(5)
     assert all_of_them.wait(5)
     assert set(arrived[-len(late) :]) == late
@@ -233,7 +234,8 @@ def test_late_reads_come_late_and_once_each() -> None:
 def test_closing_hands_over_what_is_late() -> None:
     store = JitterStore(_Store(), Jitter(stall_share=1.0, stall=(60.0, 60.0)))
     arrived: list[bytes] = []
-    store.read(_Key(b"a"), lambda outcome, fetched: arrived.append(fetched() if fetched else b""))
+    buffer = bytearray(1)
+    store.read_into(_Key(b"a"), (memoryview(buffer),), lambda outcome: arrived.append(bytes(buffer)))
     assert arrived == []
     store.close(1.0)
     assert arrived == [b"a"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from tierax.cache.disk.readers import copy_into
 from tierax.cache.moves import Outcome
 from tierax.cache.page_keys import PageKey
 
@@ -24,15 +25,14 @@ class DictStore:
         self._answers: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
 
-    def read(self, key: PageKey, done: Callable[[Outcome, Callable[[], bytes] | None], None]) -> None:
+    def read_into(self, key: PageKey, buffers: Sequence[memoryview], done: Callable[[Outcome], None]) -> None:
         def answer() -> None:
             if key in self.faults:
-                done(self.faults[key], None)
+                done(self.faults[key])
             elif key not in self.records:
-                done(Outcome.MISSING, None)
+                done(Outcome.MISSING)
             else:
-                record = self.spoil.get(key, bytes)(self.records[key])
-                done(Outcome.OK, lambda: record)
+                done(copy_into(self.spoil.get(key, bytes)(self.records[key]), buffers))
 
         self._call("read", key, answer)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tierax.cache.disk.names import page_name
-from tierax.cache.disk.record import PageLayout, pack
+from tierax.cache.disk.record import PAYLOAD_OFFSET, PageLayout, pack
 from tierax.cache.disk.store import PageStore
 from tierax.cache.moves import Outcome
 from tierax.cache.page_keys import PageKey, chain, namespace_digest
@@ -58,6 +58,13 @@ def answers(calls: Iterable[tuple[Any, ...]]) -> list[Any]:
         assert waiting.acquire(timeout=WAIT_S), "no answer"
     assert all(len(result) == 1 for result in results), "more than one answer"
     return [result[0] for result in results]
+
+
+def read_into(store: PageStore, key: PageKey, payload_bytes: int = LAYOUT.nbytes) -> tuple[Outcome, bytes]:
+    """The outcome of a read into memory of the caller's, header and payload apart, and what is there afterwards."""
+    buffers = bytearray(b"?" * PAYLOAD_OFFSET), bytearray(b"?" * payload_bytes)
+    outcome = answer(store.read_into, key, tuple(map(memoryview, buffers)))
+    return outcome, b"".join(buffers)
 
 
 def fill(store: PageStore, keys: Iterable[PageKey]) -> None:

@@ -6,12 +6,13 @@ import enum
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tierax.cache.disk.names import page_name
 from tierax.cache.disk.order import WriteOrder
+from tierax.cache.disk.readers import copy_into
 from tierax.cache.disk.store import Fetched, PageStore
 from tierax.cache.moves import Outcome
 from tierax.cache.page_keys import PageKey
@@ -121,6 +122,23 @@ class FaultyStore(PageStore):
             self._later("read", fault, lambda: done(_OUTCOMES[fault], None))
         else:
             self._later("read", fault, lambda: real(key, answer))
+
+    def read_into(self, key: PageKey, buffers: Sequence[memoryview], done: Callable[[Outcome], None]) -> None:
+        fault = self._strike("read", key)
+        real = super().read_into
+
+        def answer(outcome: Outcome) -> None:
+            if outcome is Outcome.OK and fault is Fault.SHORT:
+                outcome = Outcome.CORRUPT
+            elif outcome is Outcome.OK and fault is Fault.FLIPPED:
+                record = self._damage(fault, b"".join(buffers))
+                outcome = copy_into(record, buffers)
+            done(outcome)
+
+        if fault in _OUTCOMES:
+            self._later("read", fault, lambda: done(_OUTCOMES[fault]))
+        else:
+            self._later("read", fault, lambda: real(key, buffers, answer))
 
     def write(self, key: PageKey, record: bytes, done: Callable[[Outcome], None]) -> None:
         fault = self._strike("write", key)

@@ -19,6 +19,7 @@ from helpers.disk_pages import (
     file_of,
     fill,
     payload,
+    read_into,
     record,
     sequence,
 )
@@ -116,12 +117,59 @@ def test_index_snapshot_is_kept(store: PageStore) -> None:
     assert store.load_index() == b""
 
 
+def test_records_are_read_straight_into_memory(store: PageStore) -> None:
+    fill(store, KEYS)
+    assert read_into(store, KEYS[3]) == (Outcome.OK, record(KEYS[3]))
+    buffers = [tuple(memoryview(bytearray(size)) for size in (100, LAYOUT.record_bytes - 100)) for _ in KEYS]
+    outcomes = answers((store.read_into, key, into) for key, into in zip(KEYS, buffers, strict=True))
+    assert set(outcomes) == {Outcome.OK}
+    assert [b"".join(into) for into in buffers] == [record(key) for key in KEYS]
+
+
+def test_a_record_of_another_length_is_corrupt(store: PageStore) -> None:
+    fill(store, KEYS[:1])
+    assert read_into(store, KEYS[0], LAYOUT.nbytes + 1)[0] is Outcome.CORRUPT
+    assert read_into(store, KEYS[0], LAYOUT.nbytes - 1)[0] is Outcome.CORRUPT
+    assert read_into(store, KEYS[1])[0] is Outcome.MISSING
+
+
 def test_closed_store_answers_cancelled(store: PageStore) -> None:
     fill(store, KEYS[:1])
     assert store.close()
     assert answer(store.read, KEYS[0]) == (Outcome.CANCELLED, None)
+    assert read_into(store, KEYS[0])[0] is Outcome.CANCELLED
     assert answer(store.write, KEYS[0], b"x") is Outcome.CANCELLED
     assert answer(store.delete, KEYS[0]) is Outcome.CANCELLED
+
+
+def test_closing_ends_the_threads_that_read(store: PageStore) -> None:
+    before = set(threading.enumerate())
+    fill(store, KEYS[:1])
+    assert read_into(store, KEYS[0])[0] is Outcome.OK
+    assert len(set(threading.enumerate()) - before) >= 1
+    assert store.close()
+    assert set(threading.enumerate()) <= before
+
+
+def test_close_waits_for_a_read_that_is_slow_to_be_taken(tmp_path: Path) -> None:
+    store = PageStore(tmp_path, read_concurrency=1)
+    fill(store, KEYS[:2])
+    entered, go_on = threading.Event(), threading.Event()
+    outcomes: list[Outcome] = []
+
+    def done(outcome: Outcome) -> None:
+        outcomes.append(outcome)
+        entered.set()
+        go_on.wait(20)
+
+    buffers = [memoryview(bytearray(LAYOUT.record_bytes)) for _ in range(2)]
+    store.read_into(KEYS[0], buffers[:1], done)
+    store.read_into(KEYS[1], buffers[1:], outcomes.append)
+    assert entered.wait(20)
+    assert not store.close(timeout=0.05)
+    go_on.set()
+    assert store.close(timeout=20)
+    assert outcomes == [Outcome.OK, Outcome.CANCELLED], "what had not begun is cancelled"
 
 
 def test_close_waits_for_what_is_in_flight_but_not_for_ever(tmp_path: Path) -> None:

@@ -1,0 +1,227 @@
+"""The thread that copies: gathered pages into rows, rows into staging buffers and records."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from .copy_books import CopyBooks
+from .copy_order import Job
+from .disk.record import PAYLOAD_OFFSET, PageLayout, RecordError, pack, verify
+from .host_pool import HostPool
+from .mover_parts import Device, Staged, Store
+from .moves import Outcome
+
+logger = logging.getLogger(__name__)
+
+NAP_S = 0.005
+"""How often the thread looks whether the device has come to a gather or a scatter, when no `poll` tells it."""
+
+
+class CopyThread:
+    """Works off what the books say until they are `stopped`. `ask` may be called in any thread; the rest is its own."""
+
+    def __init__(
+        self,
+        books: CopyBooks,
+        device: Device,
+        host: HostPool,
+        store: Store | None,
+        layout: PageLayout | None,
+        *,
+        clock: Callable[[], float],
+        wake: Callable[[], None],
+    ) -> None:
+        self._books, self._device, self._host = books, device, host
+        self._store, self._layout = store, layout
+        self._clock, self._wake = clock, wake
+        self._thread = threading.Thread(target=self._run, name="tierax-copies", daemon=True)
+        self._thread.start()
+
+    def join(self, timeout: float) -> bool:
+        """Waits for the end of the thread; False if it has not come."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def ask(self, job: Job) -> None:
+        """Asks the store for a record, whose payload goes straight into the job's row."""
+        ticket, key = job.ticket, job.key
+        assert ticket is not None
+        assert key is not None
+        job.began = self._clock()
+        if ticket.began is None:
+            ticket.began = job.began
+        header = memoryview(bytearray(PAYLOAD_OFFSET))
+        done = partial(self._read_done, job, header)
+        try:
+            self._disk()[0].read_into(key, (header, self._host.row(job.rows[0])), done)
+        except Exception:
+            logger.exception("the store raised in a read")
+            done(Outcome.IO_ERROR)
+
+    def _read_done(self, job: Job, header: memoryview, outcome: Outcome) -> None:
+        """Runs in a thread of the store's, which has the time to verify what it has read."""
+        ticket, key = job.ticket, job.key
+        assert ticket is not None
+        assert key is not None
+        try:
+            if outcome is Outcome.OK:
+                verify(header, self._host.row(job.rows[0]), key, self._disk()[1])
+        except RecordError as error:
+            logger.warning("page %s of the disk cache is not used: %s", key.key.hex(), error)
+            outcome = Outcome.CORRUPT
+        good = outcome is Outcome.OK
+        with self._books.changed:
+            self._books.reads.in_flight -= job.size
+            self._books.fill(job, good=good)
+            self._books.post(ticket, job.first, [outcome], self._clock() - job.began if good else None)
+            if self._books.reads.waiting:
+                self._books.changed.notify_all()
+
+    def _run(self) -> None:
+        books = self._books
+        while (task := self._next()) is not None:
+            task()
+            del task
+            with books.changed:
+                books.running = None
+                books.changed.notify_all()
+
+    def _next(self) -> Callable[[], None] | None:
+        """The next thing to do, waited for; what lets others work comes first. None at the end."""
+        books = self._books
+        with books.changed:
+            while not books.stopped:
+                books.notice_gathers()
+                if job := books.reads.next():
+                    return partial(self.ask, job)
+                if job := books.writes.next():
+                    return partial(self._hand_over, job)
+                if books.loads and (staging := self._take_staging()) is not None:
+                    return partial(self._load, books.loads.popleft(), staging)
+                if books.saves:
+                    job = books.running = books.saves.popleft()
+                    return partial(self._save, job)
+                if books.packs:
+                    return partial(self._pack, books.packs.popleft())
+                books.changed.wait(NAP_S if books.gathers or books.loads else None)
+        return None
+
+    def _take_staging(self) -> Any:
+        try:
+            return self._device.take_staging()
+        except Exception:
+            logger.exception("no staging buffer")
+            return None
+
+    def _save(self, job: Job) -> None:
+        ticket, began = job.ticket, self._clock()
+        assert ticket is not None
+        outcome = Outcome.CANCELLED if ticket.cancelled else job.outcome
+        try:
+            if outcome is Outcome.OK:
+                self._host.put(job.source.rows(), job.rows)
+                job.source.release()
+            elif job.source is not None:
+                job.source.abandon()
+        except Exception:
+            logger.exception("pages from the device were lost")
+            outcome = Outcome.IO_ERROR
+        job.source = None
+        good = outcome is Outcome.OK
+        with self._books.changed:
+            self._books.fill(job, good=good)
+            seconds = self._clock() - began if good else None
+            self._books.post(ticket, job.first, [outcome] * len(job.rows), seconds, job.rows)
+
+    def _load(self, job: Job, staging: Any) -> None:
+        books, ticket, began = self._books, job.ticket, self._clock()
+        assert ticket is not None
+        good = [] if ticket.cancelled else [i for i, row in enumerate(job.rows) if books.filled[row]]
+        uploaded = False
+        try:
+            if good:
+                self._host.get([job.rows[i] for i in good], staging.rows)
+                self._device.upload(staging, len(good))
+                uploaded = True
+        except Exception:
+            logger.exception("pages could not be staged for the device")
+            good = []
+        with books.changed:
+            books.end(job)
+            if uploaded:
+                books.staged.append(Staged(job, staging, good, self._clock() - began))
+                if len(books.staged) == 1:
+                    self._wake()
+            else:
+                self._device.give_back(staging)
+            if not ticket.cancelled:
+                for i in set(range(len(job.rows))).difference(good):
+                    books.post(ticket, job.first + i, [Outcome.IO_ERROR])
+            books.changed.notify_all()
+
+    def _pack(self, job: Job) -> None:
+        """Makes a record of a page, after which its row is no longer needed."""
+        books, key, size, outcome = self._books, job.key, 0, Outcome.OK
+        assert key is not None
+        if job.kind == "write":
+            row = job.rows[0]
+            try:
+                if books.filled[row]:
+                    job.source = pack(key, self._disk()[1], self._host.slab[row])
+                    size = len(job.source)
+                else:
+                    outcome = Outcome.IO_ERROR
+            except Exception:
+                logger.exception("a record could not be made")
+                outcome = Outcome.IO_ERROR
+        with books.changed:
+            books.end(job)
+            if outcome is Outcome.OK:
+                books.writes.waiting.append((job, size))
+            elif job.ticket is not None:
+                books.post(job.ticket, job.first, [outcome])
+
+    def _hand_over(self, job: Job) -> None:
+        """Hands a record, or the wish to delete one, to the store."""
+        key, record = job.key, job.source
+        assert key is not None
+        # The store keeps it as long as it needs it.
+        job.source = None
+        job.began = self._clock()
+        size = 0 if record is None else len(record)
+        done = partial(self._write_done, job, size)
+        store = self._disk()[0]
+        try:
+            if record is None:
+                store.delete(key, done)
+            else:
+                assert job.ticket is not None
+                if job.ticket.began is None:
+                    job.ticket.began = job.began
+                store.write(key, record, done)
+        except Exception:
+            logger.exception("the store raised in a %s", job.kind)
+            done(Outcome.IO_ERROR)
+
+    def _write_done(self, job: Job, size: int, outcome: Outcome) -> None:
+        books = self._books
+        with books.changed:
+            books.writes.in_flight -= size
+            if job.ticket is None:
+                books.pending["delete"] -= 1
+                if outcome not in (Outcome.OK, Outcome.MISSING, Outcome.CANCELLED):
+                    assert job.key is not None
+                    books.undeleted.append(job.key)
+            else:
+                seconds = self._clock() - job.began if outcome is Outcome.OK else None
+                books.post(job.ticket, job.first, [outcome], seconds)
+            books.changed.notify_all()
+
+    def _disk(self) -> tuple[Store, PageLayout]:
+        assert self._store is not None, "there is no disk tier"
+        assert self._layout is not None
+        return self._store, self._layout
