@@ -65,6 +65,11 @@ class _Wait:
     failed: set[int] = field(default_factory=set)
 
 
+_TYPICAL_SHARE = 0.75
+"""Of a read's pages: how fast these came is the disk's rate. A single page that stalls says nothing about it, and how long
+to wait for that one is the policy's business."""
+
+
 @dataclass(slots=True, eq=False)
 class _Read:
     wait: _Wait
@@ -72,6 +77,9 @@ class _Read:
     rows: list[int]
     open: set[int]
     """Its pages without an outcome so far; outcomes come in any order, and each is taken once."""
+    arrived: int = 0
+    measured: bool = False
+    """Its rate has been told to `LoadOrRecompute`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -216,13 +224,15 @@ class Prefetcher:
             wait.reading -= 1
             page = read.first + at
             if outcome is Outcome.OK:
+                read.arrived += 1
                 wait.arrived[page] = read.rows[at]
             else:
                 self._fail(wait, page, read.rows[at], outcome)
+        if not read.measured and (not read.open or read.arrived >= _TYPICAL_SHARE * move.pages):
+            read.measured = True
+            self.choice.read.measure(read.arrived * self._page_bytes, move.seconds, now)
         if not read.open:
             del self._reads[move]
-            arrived = move.outcomes.count(Outcome.OK)
-            self.choice.read.measure(arrived * self._page_bytes, move.seconds, now)
         if wait.hold is None:
             # Nobody waits for it; but it may be of use to the next one.
             self._advance(wait)

@@ -178,6 +178,19 @@ def test_slow_disk_is_not_asked_when_computing_is_faster() -> None:
     assert serve(after, prompt(2, 40)).cached_tokens == 36, "tried again after a while"
 
 
+def test_a_page_that_stalls_does_not_make_the_disk_slow() -> None:
+    rig = TieredRig(pages=64)
+    for name in (1, 2):
+        serve(rig, prompt(name, 40))
+    after = TieredRig(pages=64, store=rig.store, prefetch="timeout=100ms")
+    after.prefetcher.choice.prefill.measure(1000, 1.0, 0.0)
+    delays = iter([0.001] * 7 + [2.0] + [0.001] * 10)
+    after.mover.delay = lambda kind: next(delays) if kind == "read" else 0.0
+    assert serve(after, prompt(1, 40)).cached_tokens == 28, "up to the page that stalled"
+    assert serve(after, prompt(2, 40)).cached_tokens == 36
+    assert after.prefetcher.stats.declined_pages == 0
+
+
 def test_a_broken_disk_costs_hits_only_and_recovers() -> None:
     rig = TieredRig(pages=64)
     rig.mover.fault = lambda kind, key: Outcome.NO_SPACE if kind == "write" else Outcome.OK

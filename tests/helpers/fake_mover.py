@@ -29,6 +29,7 @@ class FakeStore:
 class _Job:
     move: Move
     at: int
+    began: float
     due: float
     finish: Callable[[], Outcome]
 
@@ -88,7 +89,7 @@ class FakeMover:
                     self.rows[row] = list(self.store.pages[key])
                 return outcome
 
-            self._jobs.append(_Job(move, at, self._clock.now + self.delay("read"), finish))
+            self._jobs.append(_Job(move, at, self._clock.now, self._clock.now + self.delay("read"), finish))
         return move
 
     def write(self, keys: Sequence[PageKey], host_rows: Sequence[int]) -> Move:
@@ -103,7 +104,7 @@ class FakeMover:
                     self.store.pages[key] = contents
                 return outcome
 
-            self._jobs.append(_Job(move, at, self._clock.now + self.delay("write"), finish))
+            self._jobs.append(_Job(move, at, self._clock.now, self._clock.now + self.delay("write"), finish))
         return move
 
     def delete(self, keys: Sequence[PageKey]) -> None:
@@ -120,6 +121,7 @@ class FakeMover:
             self._jobs.remove(job)
             job.move.outcomes[job.at] = job.finish()
             news[job.move] = None
+            job.move.seconds = max(job.move.seconds, job.due - job.began)
         for load in [load for load in self._loads if load.due <= now]:
             self._loads.remove(load)
             for page, contents in zip(load.pages, load.contents, strict=True):
@@ -131,7 +133,7 @@ class FakeMover:
             news[move] = None
         self._saves.clear()
         for move in news:
-            move.seconds = 0.001 * move.pages
+            move.seconds = max(move.seconds, 0.001 * move.pages)
         return list(news)
 
     def cancel(self, move: Move) -> None:
