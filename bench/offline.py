@@ -27,6 +27,7 @@ PEERS: dict[str, Callable[[PeerTask, str], dict[str, Any]]] = {
     "llama.cpp": llama_peer.measure,
 }
 OPTIONS: dict[str, type] = {
+    "attention_backend": str,
     "dtype": str,
     "page_size": int,
     "max_num_seqs": int,

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import SingleDeviceSharding
 
 from ..cache.device_pool import DevicePool
 from ..cache.manager import CacheManager
@@ -18,14 +19,14 @@ from ..models.source import ModelSource, resolve_model
 from ..models.transformer import Decoder, attention_shape
 from ..models.weights.loader import load_params
 from ..pallas_kernels import attention
-from ..pallas_kernels.kernels import Kernels
-from ..pallas_kernels.pages import PoolShape
+from ..pallas_kernels.kernels import Kernels, Target
+from ..pallas_kernels.pages import PoolShape, page_bytes_on_device, pool_format
 from .chat_template import ChatTemplate
 from .compile_counter import CompileCounter, use_compile_cache
 from .config import ConfigError, EngineConfig
 from .jax_executor import JaxExecutor
 from .loop import EngineLoop
-from .platform import PLATFORMS, Platform, device_memory, device_target, pool_pages
+from .platform import PLATFORMS, Platform, compiler_options, device_memory, device_target, pool_pages
 from .prefetch_policy import PrefetchPolicy
 from .request import Delta, Request, SamplingParams
 from .schedule_policy import SCHEDULE_POLICIES
@@ -83,7 +84,8 @@ class Engine:
             config.max_num_seqs or platform.max_num_seqs,
             config.max_num_batched_tokens or platform.max_num_batched_tokens,
         )
-        pool = self._make_pool(config, platform, limits, _POOL_DTYPES[kv_dtype])
+        target = device_target()
+        pool = self._make_pool(config, platform, target, limits, _POOL_DTYPES[kv_dtype])
         page_size = pool.shape.page_size
         self._pool = pool
         self.page_bytes = pool.page_bytes
@@ -94,10 +96,9 @@ class Engine:
             page_size=page_size,
             num_pages=pool.shape.pages,
         )
-        decoder = Decoder(source.config, _JAX_DTYPES[dtype], self._select_kernels(page_size))
-        self.executor = JaxExecutor(
-            params, pool, StepFunctions(decoder, shapes), shapes, source.config.vocab_size
-        )
+        decoder = Decoder(source.config, _JAX_DTYPES[dtype], self._select_kernels(target, page_size))
+        functions = StepFunctions(decoder, shapes, pool.layout, compiler_options(target))
+        self.executor = JaxExecutor(params, pool, functions, shapes, source.config.vocab_size)
         fields = identity(source, config, dtype, kv_dtype, page_size)
         self.cache = CacheManager(
             pool.shape.pages,
@@ -123,12 +124,14 @@ class Engine:
             stats=self.stats,
         )
 
-    def _select_kernels(self, page_size: int) -> Kernels:
+    def _select_kernels(self, target: Target, page_size: int) -> Kernels:
         shape = attention_shape(self.model_config, page_size, self.dtype, self.kv_dtype)
         try:
-            return attention.select(device_target(), shape, self.config.attention_backend)
+            kernels = attention.select(target, shape, self.config.attention_backend)
         except ValueError as error:
             raise ConfigError(f"attention_backend: {error}") from None
+        logger.info("kernels on %s: %s", target.platform, kernels.summary)
+        return kernels
 
     def warm_up(
         self,
@@ -219,13 +222,14 @@ class Engine:
         self._compiles.close()
 
     def _make_pool(
-        self, config: EngineConfig, platform: Platform, limits: Limits, dtype: jnp.dtype
+        self, config: EngineConfig, platform: Platform, target: Target, limits: Limits, dtype: jnp.dtype
     ) -> DevicePool:
         model = self.model_config
         page_size = config.page_size or platform.page_size
         one = PoolShape(1, model.num_layers, page_size, model.num_kv_heads, model.head_dim)
         one = one._replace(quantized=dtype == jnp.uint8)
-        page_bytes = one.page_elements * jnp.dtype(dtype).itemsize
+        layout = pool_format(target, SingleDeviceSharding(jax.local_devices()[0]), one.array)
+        page_bytes = page_bytes_on_device(one, dtype, layout)
         steady, available = device_memory()
         wanted = config.device_cache_bytes(available)
         if wanted is None:
@@ -242,7 +246,7 @@ class Engine:
                 f"device_cache_size: there is room for no page; a page of {page_size} tokens takes {page_bytes} bytes,"
                 " and one more is kept as scratch"
             )
-        return DevicePool(one._replace(pages=pages), dtype)
+        return DevicePool(one._replace(pages=pages), dtype, layout=layout)
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import jax
 
+from .linear import Weight
+
 Attend = Callable[..., jax.Array]
 """`attend(q_thd, pool, layer, batch, *, window, soft_cap, scale) -> out_thd`.
 
@@ -19,7 +21,7 @@ tokens are undefined but finite. The KV of the batch's own tokens must be in the
 WriteKv = Callable[..., jax.Array]
 """`write_kv(pool, k_tkd, v_tkd, slots_t, layer) -> pool`, see `pages.write_kv`."""
 
-Linear = Callable[[jax.Array, jax.Array], jax.Array]
+Linear = Callable[[jax.Array, Weight], jax.Array]
 """`linear(x_ti, weight_oi) -> x_to`, the product with the transposed weight, see `linear.linear`."""
 
 
@@ -31,6 +33,12 @@ class Kernels(NamedTuple):
     attend: Attend
     write_kv: WriteKv
     linear: Linear
+    detail: str = ""
+    """What else a user may want to know of them, in a word or two: the instruction set."""
+
+    @property
+    def summary(self) -> str:
+        return f"{self.name} ({self.detail})" if self.detail else self.name
 
 
 class Target(NamedTuple):

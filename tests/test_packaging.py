@@ -1,4 +1,6 @@
-"""The wheel, the source archive and an editable install, used from outside the tree."""
+"""The wheel, the source archive and an editable install, used from outside the tree.
+
+Built without the native library, which takes a compiler a while: test_native_build.py is about that."""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project, so that building leaves nothing behind in it."""
     copy = tmp_path_factory.mktemp("tree") / "project"
     ignore = shutil.ignore_patterns(
-        ".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
+        ".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
     )
     shutil.copytree(ROOT, copy, symlinks=True, ignore=ignore)
     return copy
@@ -50,7 +52,12 @@ def _build(tree: Path, hook: str, out: Path) -> Path:
 def _run(*command: str | Path, cwd: Path, **env: str) -> str:
     outside = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
     done = subprocess.run(
-        command, cwd=cwd, env=outside | env, capture_output=True, text=True, stdin=subprocess.DEVNULL
+        command,
+        cwd=cwd,
+        env=outside | {"TIERAX_NATIVE": "0"} | env,
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

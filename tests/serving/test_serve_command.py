@@ -94,6 +94,7 @@ def test_the_second_turn_finds_the_first_one_in_the_cache(server: Server) -> Non
     options = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
     status, first = server.post("/v1/chat/completions", messages=messages, return_token_ids=True, **options)
     assert status == 200
+    assert any("kernels on cpu: " in line for line in server.said)
     usage = first["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0
 

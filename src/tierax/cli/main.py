@@ -20,6 +20,7 @@ COMMANDS = {
     "convert": "convert a Hugging Face or GGUF model to an Orbax checkpoint",
     "cache": "look after a disk cache, or a running server's: stat, ls, verify, prune, clear, warm, pin, unpin",
     "bench": "measure: offline, radix",
+    "doctor": "tell what an installation runs on, and which kernels serve",
 }
 """Subcommand -> its summary; each lives in the module of its name and has `run(argv) -> int`."""
 

@@ -1,0 +1,21 @@
+"""The native CPU kernels as a backend of `attention.BACKENDS`."""
+
+from __future__ import annotations
+
+from ..kernels import AttentionShape, Kernels, Target
+from .attention import attend, write_kv
+from .library import library
+from .linear import exact_linear, linear
+
+
+def refuses(target: Target, shape: AttentionShape) -> str | None:
+    if target.platform != "cpu":
+        return "needs a CPU"
+    return library().absence or None
+
+
+def kernels(target: Target, shape: AttentionShape) -> Kernels:
+    # Where KV is rounded to few bits, a difference in an f32's last bit may become one in a stored value: a prompt whose
+    # beginning was cached would be answered a little otherwise than one that was not.
+    product = linear if shape.kv_dtype == "f32" else exact_linear
+    return Kernels("native", attend, write_kv, product, detail=library().isa)

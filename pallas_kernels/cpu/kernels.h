@@ -1,0 +1,31 @@
+// The kernels of one instruction set, and the set that this machine runs.
+#pragma once
+
+#include "attention.h"
+#include "linear.h"
+
+namespace tierax {
+
+struct Kernels {
+  const char* isa;
+  void (*linear)(const Linear&, const LinearBlock&);
+  void (*attend)(const Attention&, const AttentionTask&, float* scratch);
+  void (*join_attention)(const Attention&, const AttentionTask& first, int64_t segments, float* scratch);
+};
+
+namespace avx512 {
+extern const Kernels kernels;
+}
+namespace avx2 {
+extern const Kernels kernels;
+}
+namespace neon {
+extern const Kernels kernels;
+}
+namespace plain {
+extern const Kernels kernels;
+}
+
+const Kernels& kernels();
+
+}  // namespace tierax
