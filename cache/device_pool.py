@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Format
 
 from ..pallas_kernels.page_copies import (
     gather_loop,
@@ -125,9 +126,18 @@ class DevicePool:
     `gather` and `scatter` belong to the thread that runs the steps; staging may be filled by another one.
     """
 
-    def __init__(self, shape: PoolShape, dtype: jnp.dtype, *, staging_bytes: int = STAGING_BYTES) -> None:
+    def __init__(
+        self,
+        shape: PoolShape,
+        dtype: jnp.dtype,
+        *,
+        layout: Format | None = None,
+        staging_bytes: int = STAGING_BYTES,
+    ) -> None:
+        """layout: of the array in memory, see `pages.pool_format`."""
         self.shape = shape
         self.dtype = jnp.dtype(dtype)
+        self.layout = layout
         self.array: jax.Array = self._zeros()
         platform = next(iter(self.array.devices())).platform
         self._wire = wire_dtype(platform, self.dtype)
@@ -144,10 +154,10 @@ class DevicePool:
         # Compiled programs belong to the pool: a second pool of the same shape elsewhere must not find them gone.
         if self._loops:
             self._gather = jax.jit(gather_loop, donate_argnums=1)
-            self._scatter = jax.jit(scatter_loop, donate_argnums=0)
+            self._scatter = jax.jit(scatter_loop, donate_argnums=0, out_shardings=(layout, None))
         else:
             self._gather = jax.jit(partial(gather_rows, wire=self._wire))
-            self._scatter = jax.jit(scatter_rows, donate_argnums=0)
+            self._scatter = jax.jit(scatter_rows, donate_argnums=0, out_shardings=(layout, None))
         self._new_slots()
 
     @property
@@ -297,7 +307,9 @@ class DevicePool:
         self._lock = threading.Lock()
 
     def _zeros(self) -> jax.Array:
-        return jnp.zeros(self.shape.array, self.dtype)
+        if self.layout is None:
+            return jnp.zeros(self.shape.array, self.dtype)
+        return jax.jit(lambda: jnp.zeros(self.shape.array, self.dtype), out_shardings=self.layout)()
 
 
 def _is_ready(array: Any) -> bool:

@@ -18,7 +18,7 @@ from .schedule_policy import SCHEDULE_POLICIES
 
 DTYPES = ("auto", "f32", "bf16")
 KV_DTYPES = (*DTYPES, "fp8")
-ATTENTION_BACKENDS = ("auto", "xla")
+ATTENTION_BACKENDS = ("auto", "native", "tpu", "mosaic-gpu", "triton", "xla")
 """Names of `pallas_kernels.attention.BACKENDS`, which cannot be asked without loading jax."""
 
 _DTYPE_SPELLINGS = {"float32": "f32", "fp32": "f32", "float": "f32", "bfloat16": "bf16"}

@@ -14,7 +14,7 @@ from .plan import Row, Sampled, StepPlan
 from .request import Request
 from .sampler import SampleOutput
 from .sampler_rows import pack_rows
-from .sampler_state import init_state, prepare_slot, warm_up_state
+from .sampler_state import SamplerState, init_state, prepare_slot, warm_up_state
 from .step import StepFunctions, StepShapes, bucket_of
 
 
@@ -29,7 +29,7 @@ class JaxExecutor:
         self._functions = functions
         self._shapes = shapes
         self._vocab_size = vocab_size
-        self._state = init_state(shapes.max_num_seqs, vocab_size)
+        self._state = self._new_state()
         self._prepared: dict[int, tuple[Request, int]] = {}
         """Slot -> request and residency that its device state was set up for."""
         self._in_flight: deque[tuple[list[Row], SampleOutput | None]] = deque()
@@ -61,7 +61,7 @@ class JaxExecutor:
         self._in_flight.clear()
         self._prepared.clear()
         self._pool.reset()
-        self._state = init_state(self._shapes.max_num_seqs, self._vocab_size)
+        self._state = self._new_state()
 
     def warm_up(self) -> Iterator[None]:
         """Compiles every program that serving can need, by running each once on nothing; yields after each."""
@@ -80,6 +80,13 @@ class JaxExecutor:
     def num_programs(self) -> int:
         """Step programs that warm-up compiles."""
         return len(self._shapes.token_buckets) + len(self._shapes.row_buckets)
+
+    def _new_state(self) -> SamplerState:
+        state = init_state(self._shapes.max_num_seqs, self._vocab_size)
+        layout = self._pool.layout
+        # A pool with a layout is bound to its device, and so is what steps make of it: a state that was not bound at first
+        # would have every program compiled twice.
+        return state if layout is None else jax.device_put(state, layout.sharding)
 
     def _prepare(self, request: Request) -> None:
         # Not by id, which a later request may have again.

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Format
 
+from ..models.sharding import ShardedDecoder
 from ..models.transformer import Decoder, Params, StepTokens
 from ..pallas_kernels.batch import RaggedBatch
 from .plan import Row
@@ -123,11 +125,25 @@ class StepShapes:
 class StepFunctions:
     """The jitted forward and sample of one model; the pool and the sampler's state are donated."""
 
-    def __init__(self, decoder: Decoder, shapes: StepShapes) -> None:
+    def __init__(
+        self,
+        decoder: Decoder | ShardedDecoder,
+        shapes: StepShapes,
+        pool_format: Format | None = None,
+        compiler_options: dict[str, str] | None = None,
+    ) -> None:
+        """pool_format: see `pages.pool_format`; compiler_options: see `platform.compiler_options`."""
         self._decoder = decoder
         self._shapes = shapes
-        self.forward = jax.jit(self._forward, static_argnames="tokens", donate_argnames="pool")
-        self.sample = jax.jit(self._sample, donate_argnames="state")
+        options = compiler_options or None
+        self.forward = jax.jit(
+            self._forward,
+            static_argnames="tokens",
+            donate_argnames="pool",
+            out_shardings=(None, pool_format),
+            compiler_options=options,
+        )
+        self.sample = jax.jit(self._sample, donate_argnames="state", compiler_options=options)
 
     def _forward(
         self,

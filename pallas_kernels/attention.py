@@ -7,7 +7,13 @@ from typing import Protocol
 
 from .kernels import AttentionShape, Kernels, Target
 
-BACKENDS = {"xla": "xla"}
+BACKENDS = {
+    "native": "cpu.backend",
+    "tpu": "tpu.backend",
+    "mosaic-gpu": "gpu.mosaic",
+    "triton": "gpu.triton",
+    "xla": "xla",
+}
 """Name -> module of this package, the best first: `auto` takes the first that serves the target and the shape."""
 
 
@@ -40,6 +46,11 @@ def select(target: Target, shape: AttentionShape, backend: str = "auto") -> Kern
         if backend != "auto":
             raise ValueError(f"attention backend {backend}: {reason}")
     raise AssertionError("xla serves every shape")
+
+
+def refusals(target: Target, shape: AttentionShape) -> dict[str, str | None]:
+    """Each backend, the best first, and why it cannot serve; None when it can."""
+    return {name: _load(name).refuses(target, shape) for name in BACKENDS}
 
 
 def _load(name: str) -> Backend:

@@ -15,7 +15,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Format, Layout
+from jax.sharding import Sharding
 
+from .kernels import Target
 from .quant import SCALE_BYTES, dequantize_kv, quantize_kv
 
 
@@ -53,6 +56,28 @@ class PoolShape(NamedTuple):
     @property
     def page_elements(self) -> int:
         return self.layers * self.page_size * self.kv_heads * self.row_width
+
+
+def pool_format(target: Target, sharding: Sharding, array: tuple[int, ...]) -> Format | None:
+    """How a pool's array is to lie in memory, as argument and as result of every program; None: as the compiler likes.
+
+    TPU kernels read it in row-major order. XLA would order the axes of 3 KV heads or of 8-bit rows otherwise, and then
+    copy the whole pool into and out of each program.
+    """
+    return Format(Layout(tuple(range(len(array)))), sharding) if target.platform == "tpu" else None
+
+
+def page_bytes_on_device(shape: PoolShape, dtype: jnp.dtype, layout: Format | None) -> int:
+    """Bytes that one page takes, with the padding of the device that `layout` names: a TPU's memory is in tiles, of 128
+    elements of the last axis. Without a layout there is no padding."""
+    if layout is None:
+        return shape.page_elements * jnp.dtype(dtype).itemsize
+    few = shape._replace(pages=127)
+    memory = (
+        jax.jit(lambda: jnp.zeros(few.array, dtype), out_shardings=layout).lower().compile().memory_analysis()
+    )
+    assert memory is not None, "the compiler tells no sizes"
+    return -(-memory.output_size_in_bytes // (few.pages + 1))
 
 
 def write_kv(

@@ -133,7 +133,7 @@ ENGINE_OPTIONS = (
     Option(
         "attention_backend",
         ("--attention-backend",),
-        "kernels of the step: auto, xla (runs everywhere)",
+        "kernels of the step: auto, tpu (TPU v5e and newer), native (CPU), mosaic-gpu (NVIDIA Hopper), triton (NVIDIA from Ampere on), xla (runs everywhere)",
     ),
     Option(
         "schedule_policy",
