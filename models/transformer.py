@@ -123,7 +123,7 @@ class Decoder:
         self, params: Params, pool: jax.Array, tokens: StepTokens, batch: RaggedBatch
     ) -> tuple[jax.Array, jax.Array]:
         """Runs all layers over the step's tokens: normalised hidden states `[T, D]`, and the pool with their KV."""
-        x = self._trunk(params).embed_tokens(tokens.ids)
+        x = self.embed(params, tokens.ids)
         angles = tokens.positions[:, None].astype(jnp.float32) * self._inv_freq[None]
         rotary = (jnp.cos(angles) * self._rope_scale, jnp.sin(angles) * self._rope_scale)
         matrices, scanned = _split_layers(params["layers"])
@@ -138,8 +138,10 @@ class Decoder:
             def project(name: str, x: jax.Array) -> jax.Array:
                 linear = self.kernels.linear
                 if name in leaves:
-                    return linear(x, leaves[name])
-                return lax.switch(index, [lambda x, w=w: linear(x, w) for w in matrices[name]], x)
+                    out = linear(x, leaves[name])
+                else:
+                    out = lax.switch(index, [lambda x, w=w: linear(x, w) for w in matrices[name]], x)
+                return self.combine(name, out)
 
             x, pool = module(x, pool, index, window, rotary, tokens, batch, self.kernels, project)
             return (x, pool), None
@@ -147,6 +149,14 @@ class Decoder:
         indices = jnp.arange(config.num_layers, dtype=jnp.int32)
         (x, pool), _ = lax.scan(body, (x, pool), (indices, windows, scanned))
         return self._trunk(params).normalize(x), pool
+
+    def embed(self, params: Params, ids_t: jax.Array) -> jax.Array:
+        """Rows of the embedding `[T, D]`."""
+        return self._trunk(params).embed_tokens(ids_t)
+
+    def combine(self, name: str, product_to: jax.Array) -> jax.Array:
+        """What `x @ matrix.T` comes to, for the layer's matrix `name`; a decoder that holds a share adds up here."""
+        return product_to
 
     def logits(self, params: Params, hidden_sd: jax.Array) -> jax.Array:
         """f32 logits `[S, V]` of normalised hidden states `[S, D]`."""

@@ -252,7 +252,7 @@ def test_mistakes_in_flags(
 
 def test_mistakes_in_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert _mistake(capsys, "srve") == "tierax: error: no command 'srve'; did you mean serve?"
-    assert "commands: serve, generate, convert, cache, bench" in _mistake(capsys, "xyz")
+    assert "commands: serve, generate, convert, cache, bench, doctor" in _mistake(capsys, "xyz")
     assert "no benchmark 'oflline'; did you mean offline?" in _mistake(capsys, "bench", "oflline")
 
 

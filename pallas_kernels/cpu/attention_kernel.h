@@ -24,6 +24,28 @@ struct Int {
 static TIERAX_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static TIERAX_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
+// Asks for the memory of the keys that come next, in its order and a line at a time, while others are worked on: packing
+// them and multiplying by them take turns, and memory should be busy with both.
+struct Ahead {
+  // Of the next row and those behind it; one has `rows` pieces of `bytes`.
+  const char* const* row;
+  const char* const* end;
+  int64_t offset, bytes;
+  const char *line, *line_end;
+
+  TIERAX_INLINE void step(int lines) {
+    for (int i = 0; i < lines; ++i) {
+      if (line >= line_end) {
+        if (row == end) return;
+        line = *row++ + offset;
+        line_end = line + bytes;
+      }
+      __builtin_prefetch(line, 0, 2);
+      line += 64;
+    }
+  }
+};
+
 // A matrix [k, columns]: element (k, c) is at panels[c / kPanel * stride + k * kPanel + c % kPanel].
 struct Packed {
   float* panels;
@@ -36,13 +58,14 @@ struct Packed {
 
 // c = a b, or, with one factor `keep` for each row, c = keep c + a b. a: [R, k]; b: `Panels` panels from `panel` on.
 template <int R, int Panels, typename Matrix, typename... Keep>
-TIERAX_INLINE void multiply(const float* a, int64_t lda, const Matrix& b, int64_t panel, int64_t k_begin,
+TIERAX_INLINE void multiply(Ahead& ahead, const float* a, int64_t lda, const Matrix& b, int64_t panel, int64_t k_begin,
                             int64_t k_end, float* c, int64_t ldc, Keep... keep) {
   constexpr int V = Panels * kPanelVectors;
   Vec acc[R][V] = {};
   for (int64_t k = k_begin; k < k_end; ++k) {
     // What there is less of stays in registers, beside the sums: rows or columns.
     if constexpr (R < V) {
+      ahead.step(1);
       Vec factors[R];
 #pragma GCC unroll 8
       for (int r = 0; r < R; ++r) factors[r] = splat(a[r * lda + k]);
@@ -81,11 +104,11 @@ TIERAX_INLINE void multiply(const float* a, int64_t lda, const Matrix& b, int64_
 // The same for any number of rows and the panels [panel_begin, panel_end). Up to 3 rows take two panels at once, as it
 // takes 8 independent sums to hide the latency of an addition.
 template <typename Matrix, typename... Keep>
-void multiply_all(int64_t rows, const float* a, int64_t lda, Matrix b, int64_t panel_begin, int64_t panel_end,
+void multiply_all(Ahead& ahead, int64_t rows, const float* a, int64_t lda, Matrix b, int64_t panel_begin, int64_t panel_end,
                   int64_t k_begin, int64_t k_end, float* c, int64_t ldc, Keep... keep) {
   int64_t panel = panel_begin, row = 0;
   auto tile = [&](auto count, auto panels) __attribute__((always_inline)) {
-    multiply<count.value, panels.value>(a + row * lda, lda, b, panel, k_begin, k_end, c + row * ldc + panel * kPanel,
+    multiply<count.value, panels.value>(ahead, a + row * lda, lda, b, panel, k_begin, k_end, c + row * ldc + panel * kPanel,
                                         ldc, (keep + row)...);
   };
   for (; rows <= 3 && panel + 2 <= panel_end; panel += 2) {
@@ -342,36 +365,20 @@ class Tile {
     const char* rows[kBlock];
   };
 
-  // Asks for rows in the order of memory, one at each step: they come while those before them are worked on.
-  struct Ahead {
-    const Keys& keys;
-    int64_t head_begin, head_end, row_bytes;
-    int64_t key = keys.begin, head = head_begin;
-
-    TIERAX_INLINE void step() {
-      if (key >= keys.end) return;
-      const char* row = keys.rows[key - keys.base] + head * row_bytes;
-      for (int64_t i = 0; i < row_bytes; i += 64) __builtin_prefetch(row + i, 0, 2);
-      if (++head == head_end) {
-        head = head_begin;
-        ++key;
-      }
-    }
-  };
-
   // Folds in some keys, while the rows of those that come `next` are on their way.
   void block(const Keys& keys, const Keys& next) {
     int64_t first_query = most(0, keys.base - task_.position);
     int64_t end_query = task_.queries;
     if (args_.window) end_query = least(end_query, keys.base + kBlock + args_.window - 1 - task_.position);
-    Ahead ahead{next, task_.head_begin, task_.head_end, args_.row_bytes};
+    Ahead ahead{next.rows + (next.begin - next.base), next.rows + (next.end - next.base),
+                task_.head_begin * args_.row_bytes, (task_.head_end - task_.head_begin) * args_.row_bytes, nullptr, nullptr};
     for (int64_t h = task_.head_begin; h < task_.head_end; ++h) {
       int64_t row = row_of(h, first_query), rows = (end_query - first_query) * args_.group();
       // Values that few rows use are not worth a copy.
       bool in_place = rows <= kFewRows && args_.head_dim % kPanel == 0;
       pack_keys(keys, h, ahead);
       if (!in_place) pack_values(keys, h);
-      multiply_all(rows, queries_ + row * dims_, dims_, keys_,
+      multiply_all(ahead, rows, queries_ + row * dims_, dims_, keys_,
                    (keys.begin - keys.base) / kPanel, (keys.end - keys.base + kPanel - 1) / kPanel, 0, args_.head_dim,
                    scores_ + row * kBlock, kBlock);
       for (int64_t i = first_query; i < end_query;) {
@@ -381,7 +388,7 @@ class Tile {
         do soften_query(row_of(h, i++), seen);
         while (i < end_query && visible(i, keys) == seen);
         auto mix = [&](auto values) {
-          multiply_all(row_of(h, i) - from, scores_ + from * kBlock, kBlock, values, 0,
+          multiply_all(ahead, row_of(h, i) - from, scores_ + from * kBlock, kBlock, values, 0,
                        (args_.head_dim + kPanel - 1) / kPanel, seen.begin, seen.end, segment_.mixed + from * dims_,
                        dims_, keep_ + from);
         };
@@ -441,11 +448,13 @@ class Tile {
       for (int i = 0; i < kWidth; ++i) {
         rows[i] = keys.rows[n + i] + head * args_.row_bytes;
         if constexpr (kScaled<T>) scales[i] = scale_of<T>(rows[i], 2 * head_dim, 0);
-        ahead.step();
       }
       float* to = keys_.panels + n / kPanel * keys_.stride + n % kPanel;
       int64_t d = 0;
-      for (; d + kWidth <= head_dim; d += kWidth) pack_square(rows, scales, d, kWidth, to);
+      for (; d + kWidth <= head_dim; d += kWidth) {
+        pack_square(rows, scales, d, kWidth, to);
+        ahead.step(kWidth / 2);
+      }
       if (d < head_dim) pack_square(rows, scales, d, head_dim - d, to, head_dim - d);
     }
   }

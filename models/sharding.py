@@ -1,0 +1,263 @@
+"""Tensor parallelism: a decoder whose weights and KV are split over the devices of a mesh.
+
+The whole forward runs under one `shard_map`: each device runs an ordinary `Decoder` of a smaller model, its share, and
+adds up with the others after `o` and `down` (Shoeybi et al., 2019, "Megatron-LM"). So kernels see plain local arrays,
+and a layer costs two all-reduces and nothing else. (Attention alone under `shard_map`, the rest left to XLA's partitioner,
+costs collective permutes as well: the fused matrix [q; k; v], split evenly, puts no device's q, k and v on one device.)
+
+For that, parameters are rearranged once, when they are loaded (`Shares.rearranged`): rows of `qkv` become
+`[q; k; v]` of device 0, then those of device 1 …, likewise `[gate; up]`. Where heads, the inner size or the vocabulary do
+not come out even, shares are filled up with rows of zeros, which add nothing; KV heads are replicated when there are
+fewer than devices. So any model runs on any number of devices, at the price of the filling.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from numpy.typing import NDArray
+
+from ..pallas_kernels.batch import RaggedBatch
+from ..pallas_kernels.kernels import Kernels
+from ..pallas_kernels.pages import PoolShape
+from .config import ModelConfig
+from .transformer import Decoder, Params, StepTokens
+
+
+class ShardingRules(NamedTuple):
+    """Logical axes -> the mesh axis that they are split over; None: every device holds all of it."""
+
+    heads: str | None = "tp"
+    """Query and KV heads, in weights and in the KV pool."""
+    mlp: str | None = "tp"
+    """The inner size of the MLP."""
+    vocab: str | None = "tp"
+    """Rows of the embedding and of the output head."""
+
+    def spec(self, *logical: str | None) -> PartitionSpec:
+        """Of an array whose axes have these logical names, None for one that is never split."""
+        return PartitionSpec(*(None if name is None else getattr(self, name) for name in logical))
+
+
+_AXES: dict[str, tuple[str | None, ...]] = {
+    "qkv": ("heads", None),
+    "qkv_bias": ("heads",),
+    "o": (None, "heads"),
+    "gate_up": ("mlp", None),
+    "gate_up_bias": ("mlp",),
+    "down": (None, "mlp"),
+    "embed": ("vocab", None),
+    "lm_head": ("vocab", None),
+}
+"""Logical axes of the parameters that are split; the others are on every device."""
+
+
+class Shares:
+    """Who holds what: the arithmetic of a split, and arrays laid out for it.
+
+    mesh: any mesh that has the axes that `rules` names.
+    """
+
+    def __init__(self, config: ModelConfig, mesh: Mesh, rules: ShardingRules | None = None) -> None:
+        self.config = config
+        self.mesh = mesh
+        self.rules = rules = ShardingRules() if rules is None else rules
+        heads, mlp, vocab = (1 if axis is None else mesh.shape[axis] for axis in rules)
+        q_heads, kv_heads = split_heads(config.num_heads, config.num_kv_heads, heads)
+        self.kv_heads = kv_heads
+        """i32 `[devices, KV heads of a share]`: which heads of the model they are; `config.num_kv_heads` = none."""
+        self.share = dataclasses.replace(
+            config,
+            num_heads=q_heads.shape[1],
+            num_kv_heads=kv_heads.shape[1],
+            intermediate_size=-(-config.intermediate_size // mlp),
+            vocab_size=-(-config.vocab_size // vocab),
+        )
+        """The model that one device runs: what its kernels are chosen by."""
+        self._sources = _sources(config, q_heads, kv_heads, (mlp, vocab))
+
+    def rearranged(self, params: Params) -> Params:
+        """Parameters as `load_params` gives them, in the order of the shares; still whole arrays, or abstract ones.
+
+        Row or column i of the result is `source(name)[i]` of the original.
+        """
+        return _by_name(params, self._rearrange)
+
+    def source(self, name: str) -> NDArray[np.int32] | None:
+        """Which rows (`o`, `down`: columns) of a parameter the shares hold, in the order of devices, all equally many.
+
+        The size of that axis stands for a row of zeros. None: the parameter is taken as it is.
+        """
+        return self._sources.get(name)
+
+    def specs(self, params: Params) -> Params:
+        """The partition of rearranged parameters, as a tree of theirs."""
+        return _by_name(params, self._spec)
+
+    def place(self, params: Params) -> Params:
+        """Rearranged parameters, on the devices of the mesh."""
+        return jax.device_put(
+            params, jax.tree.map(lambda spec: NamedSharding(self.mesh, spec), self.specs(params))
+        )
+
+    def pool_array(self, pages: int, page_size: int, *, quantized: bool = False) -> tuple[int, ...]:
+        """Shape of the pool's array over all devices. Each holds a pool of `PoolShape` for its KV heads: one of a single
+        head has no axis for it, and then it is the rows that stand side by side."""
+        share, layers = self.share, self.config.num_layers
+        shape = PoolShape(pages, layers, page_size, share.num_kv_heads, share.head_dim, quantized).array
+        return (*shape[:3], shape[3] * len(self.kv_heads), *shape[4:])
+
+    @property
+    def pool_spec(self) -> PartitionSpec:
+        """The partition of `pool_array`."""
+        return self.rules.spec(None, None, None, "heads")
+
+    def _rearrange(self, name: str, leaf: Any) -> Any:
+        source = self.source(name)
+        if source is None:
+            return leaf
+        axis = leaf.ndim - len(_AXES[name]) + _split_axis(name)
+        return jnp.take(leaf, source, axis=axis, mode="fill", fill_value=0)
+
+    def _spec(self, name: str, leaf: Any) -> PartitionSpec:
+        logical = _AXES.get(name, ())
+        # Stacked layers come first; a parameter that is not split has no names at all.
+        return self.rules.spec(*[None] * (leaf.ndim - len(logical)), *logical)
+
+
+class ShardedDecoder:
+    """Has the functions of `Decoder`, over parameters and a pool that `Shares` laid out. Hidden states are on every
+    device, logits split over the vocabulary."""
+
+    def __init__(self, shares: Shares, dtype: jnp.dtype, kernels: Kernels) -> None:
+        """kernels: chosen for `shares.share`."""
+        self.config = shares.config
+        self._shares = shares
+        self._share = _Share(shares, dtype, kernels)
+
+    def forward(
+        self, params: Params, pool: jax.Array, tokens: StepTokens, batch: RaggedBatch
+    ) -> tuple[jax.Array, jax.Array]:
+        """See `Decoder.forward`."""
+        everywhere, pool_spec = PartitionSpec(), self._shares.pool_spec
+        run = jax.shard_map(
+            self._share.forward,
+            mesh=self._shares.mesh,
+            in_specs=(self._shares.specs(params), pool_spec, everywhere, everywhere),
+            out_specs=(everywhere, pool_spec),
+            check_vma=False,  # kernels do not say over which axes their results vary
+        )
+        return run(params, pool, tokens, batch)
+
+    def logits(self, params: Params, hidden_sd: jax.Array) -> jax.Array:
+        """See `Decoder.logits`."""
+        run = jax.shard_map(
+            self._share.logits,
+            mesh=self._shares.mesh,
+            in_specs=(self._shares.specs(params), PartitionSpec()),
+            out_specs=self._shares.rules.spec(None, "vocab"),
+            check_vma=False,
+        )
+        return run(params, hidden_sd)[:, : self.config.vocab_size]
+
+
+class _Share(Decoder):
+    """One device's decoder, within `shard_map`."""
+
+    def __init__(self, shares: Shares, dtype: jnp.dtype, kernels: Kernels) -> None:
+        super().__init__(shares.share, dtype, kernels)
+        self._rules = shares.rules
+
+    def embed(self, params: Params, ids_t: jax.Array) -> jax.Array:
+        axis = self._rules.vocab
+        if axis is None:
+            return super().embed(params, ids_t)
+        rows = self.config.vocab_size
+        row = ids_t - lax.axis_index(axis) * rows
+        here = (row >= 0) & (row < rows)
+        found = super().embed(params, jnp.where(here, row, 0))
+        return lax.psum(jnp.where(here[:, None], found, 0), axis)
+
+    def combine(self, name: str, product_to: jax.Array) -> jax.Array:
+        # A matrix that is split along its input gives each device a part of every sum.
+        *_, logical = _AXES[name]
+        axis = None if logical is None else getattr(self._rules, logical)
+        return product_to if axis is None else lax.psum(product_to, axis)
+
+
+def split_heads(heads: int, kv_heads: int, devices: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Which query and KV heads each device computes: i32 `[devices, n]` each; `heads` and `kv_heads` stand for none.
+
+    The query heads of a device come in equal groups, one for each of its KV heads, as attention wants them. With more
+    devices than KV heads, several hold the same one and share out its queries.
+    """
+    group = heads // kv_heads
+    copies = max(1, devices // kv_heads)
+    in_group = -(-group // copies)
+    per_device = -(-kv_heads * copies // devices)
+    slot = np.arange(devices * per_device)
+    kv = np.minimum(slot // copies, kv_heads)
+    of_group = (slot % copies)[:, None] * in_group + np.arange(in_group)
+    q = np.where((of_group < group) & (kv < kv_heads)[:, None], kv[:, None] * group + of_group, heads)
+    return q.reshape(devices, -1).astype(np.int32), kv.reshape(devices, -1).astype(np.int32)
+
+
+def _sources(
+    config: ModelConfig, q_heads: NDArray[np.int32], kv_heads: NDArray[np.int32], devices: tuple[int, int]
+) -> dict[str, NDArray[np.int32]]:
+    """See `Shares.source`; devices: those that the MLP and the vocabulary are split over."""
+    mlp, vocab = devices
+    sources: dict[str, NDArray[np.int32]] = {}
+    if len(q_heads) > 1:
+        q, kv = config.num_heads, config.num_kv_heads
+        none = q + 2 * kv
+        k = np.where(kv_heads < kv, q + kv_heads, none)
+        v = np.where(kv_heads < kv, q + kv + kv_heads, none)
+        qkv = np.concatenate([np.where(q_heads < q, q_heads, none), k, v], axis=1)
+        sources["qkv"] = sources["qkv_bias"] = _elements(qkv, config.head_dim)
+        sources["o"] = _elements(q_heads, config.head_dim)
+    if mlp > 1:
+        inner = config.intermediate_size
+        down = _even(inner, mlp)
+        up = np.where(down < inner, inner + down, 2 * inner)
+        gate = np.where(down < inner, down, 2 * inner)
+        sources["gate_up"] = sources["gate_up_bias"] = np.concatenate([gate, up], axis=1).reshape(-1)
+        sources["down"] = down.reshape(-1)
+    if vocab > 1:
+        sources["embed"] = sources["lm_head"] = _even(config.vocab_size, vocab).reshape(-1)
+    return {
+        name: source for name, source in sources.items() if not np.array_equal(source, np.arange(len(source)))
+    }
+
+
+def _elements(heads: NDArray[np.int32], head_dim: int) -> NDArray[np.int32]:
+    """The rows of these heads, in order; those of a head past the last one lie past the last row."""
+    return (heads.reshape(-1, 1) * head_dim + np.arange(head_dim, dtype=np.int32)).reshape(-1)
+
+
+def _even(size: int, devices: int) -> NDArray[np.int32]:
+    """i32 `[devices, n]`: consecutive shares of `range(size)`, the last ones filled up with `size`."""
+    share = -(-size // devices)
+    return np.minimum(np.arange(devices * share, dtype=np.int32), size).reshape(devices, share)
+
+
+def _split_axis(name: str) -> int:
+    return next(i for i, logical in enumerate(_AXES[name]) if logical is not None)
+
+
+def _by_name(params: Params, change: Any) -> Params:
+    """The tree that `change(name, leaf)` makes of every parameter; layers may be stacked or a tuple."""
+
+    def each(leaves: dict[str, Any]) -> dict[str, Any]:
+        return {name: change(name, leaf) for name, leaf in leaves.items()}
+
+    layers = params["layers"]
+    return each({name: leaf for name, leaf in params.items() if name != "layers"}) | {
+        "layers": tuple(map(each, layers)) if isinstance(layers, tuple) else each(layers)
+    }
