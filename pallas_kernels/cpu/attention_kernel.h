@@ -3,185 +3,16 @@
 // Sums over head_dim and over keys are chains in order of the index: they depend on nothing but their own operands.
 #pragma once
 
-#include "attention.h"
-#include "simd.h"
+#include "attention_matrix.h"
 
 namespace tierax::TIERAX_ISA {
 
-// Columns of a packed matrix lie in panels: 6 rows by a panel of 2 vectors fill 12 of AVX2's 16 registers with sums.
-constexpr int kPanelVectors = 2;
-constexpr int kPanel = kPanelVectors * kWidth;
-static_assert(kPadding % kPanel == 0 && kBlock % kPanel == 0);
-
-constexpr int64_t kFewRows = 12;
+// Values that no more rows use are not worth a copy.
+constexpr int64_t kInPlaceRows = 12;
 constexpr float kInfinity = __builtin_inff();
-
-template <int N>
-struct Int {
-  static constexpr int value = N;
-};
 
 static TIERAX_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 static TIERAX_INLINE int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
-
-// Asks for the memory of the keys that come next, in its order and a line at a time, while others are worked on: packing
-// them and multiplying by them take turns, and memory should be busy with both.
-struct Ahead {
-  // Of the next row and those behind it; one has `rows` pieces of `bytes`.
-  const char* const* row;
-  const char* const* end;
-  int64_t offset, bytes;
-  const char *line, *line_end;
-
-  TIERAX_INLINE void step(int lines) {
-    for (int i = 0; i < lines; ++i) {
-      if (line >= line_end) {
-        if (row == end) return;
-        line = *row++ + offset;
-        line_end = line + bytes;
-      }
-      __builtin_prefetch(line, 0, 2);
-      line += 64;
-    }
-  }
-};
-
-// A matrix [k, columns]: element (k, c) is at panels[c / kPanel * stride + k * kPanel + c % kPanel].
-struct Packed {
-  float* panels;
-  int64_t stride;
-
-  TIERAX_INLINE Vec load(int64_t k, int64_t panel, int v) const {
-    return TIERAX_ISA::load(panels + (panel + v / kPanelVectors) * stride + k * kPanel + v % kPanelVectors * kWidth);
-  }
-};
-
-// c = a b, or, with one factor `keep` for each row, c = keep c + a b. a: [R, k]; b: `Panels` panels from `panel` on.
-template <int R, int Panels, typename Matrix, typename... Keep>
-TIERAX_INLINE void multiply(Ahead& ahead, const float* a, int64_t lda, const Matrix& b, int64_t panel, int64_t k_begin,
-                            int64_t k_end, float* c, int64_t ldc, Keep... keep) {
-  constexpr int V = Panels * kPanelVectors;
-  Vec acc[R][V] = {};
-  for (int64_t k = k_begin; k < k_end; ++k) {
-    // What there is less of stays in registers, beside the sums: rows or columns.
-    if constexpr (R < V) {
-      ahead.step(1);
-      Vec factors[R];
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) factors[r] = splat(a[r * lda + k]);
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) {
-        Vec column = b.load(k, panel, v);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) acc[r][v] = fma(factors[r], column, acc[r][v]);
-      }
-    } else {
-      Vec columns[V];
-#pragma GCC unroll 8
-      for (int v = 0; v < V; ++v) columns[v] = b.load(k, panel, v);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        Vec factor = splat(a[r * lda + k]);
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) acc[r][v] = fma(factor, columns[v], acc[r][v]);
-      }
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int v = 0; v < V; ++v) {
-      float* to = c + r * ldc + v * kWidth;
-      if constexpr (sizeof...(Keep) == 0) {
-        store(to, acc[r][v]);
-      } else {
-        store(to, fma(load(to), splat(keep[r]...), acc[r][v]));
-      }
-    }
-  }
-}
-
-// The same for any number of rows and the panels [panel_begin, panel_end). Up to 3 rows take two panels at once, as it
-// takes 8 independent sums to hide the latency of an addition.
-template <typename Matrix, typename... Keep>
-void multiply_all(Ahead& ahead, int64_t rows, const float* a, int64_t lda, Matrix b, int64_t panel_begin, int64_t panel_end,
-                  int64_t k_begin, int64_t k_end, float* c, int64_t ldc, Keep... keep) {
-  int64_t panel = panel_begin, row = 0;
-  auto tile = [&](auto count, auto panels) __attribute__((always_inline)) {
-    multiply<count.value, panels.value>(ahead, a + row * lda, lda, b, panel, k_begin, k_end, c + row * ldc + panel * kPanel,
-                                        ldc, (keep + row)...);
-  };
-  for (; rows <= 3 && panel + 2 <= panel_end; panel += 2) {
-    if (rows == 3) tile(Int<3>{}, Int<2>{});
-    if (rows == 2) tile(Int<2>{}, Int<2>{});
-    if (rows == 1) tile(Int<1>{}, Int<2>{});
-  }
-  for (; panel < panel_end; ++panel) {
-    for (row = 0; row + 6 <= rows; row += 6) tile(Int<6>{}, Int<1>{});
-    if (rows - row == 5) tile(Int<5>{}, Int<1>{});
-    if (rows - row == 4) tile(Int<4>{}, Int<1>{});
-    if (rows - row == 3) tile(Int<3>{}, Int<1>{});
-    if (rows - row == 2) tile(Int<2>{}, Int<1>{});
-    if (rows - row == 1) tile(Int<1>{}, Int<1>{});
-  }
-}
-
-template <int... I>
-struct Lanes {};
-template <int N, int... I>
-struct FirstLanes : FirstLanes<N - 1, N - 1, I...> {};
-template <int... I>
-struct FirstLanes<0, I...> {
-  using type = Lanes<I...>;
-};
-
-// Shuffles two vectors by `Order::lane(l)`: the lane of a, or kWidth more and of b, that lane l of the result is.
-template <typename Order, int... L>
-TIERAX_INLINE Vec shuffle(Vec a, Vec b, Lanes<L...>) {
-  return __builtin_shufflevector(a, b, Order::lane(L)...);
-}
-
-// The even or the odd runs of so many lanes of a, each before that of b.
-template <int Run, int Odd>
-struct Runs {
-  static constexpr int lane(int l) { return l / Run % 2 ? l + kWidth - Run + Odd * Run : l + Odd * Run; }
-};
-
-// In each four lanes: the first or the last two of a, in turns with those of b.
-template <int Last>
-struct Turns {
-  static constexpr int lane(int l) { return l / 4 * 4 + l % 4 / 2 + 2 * Last + l % 2 * kWidth; }
-};
-
-template <typename Low, typename High>
-TIERAX_INLINE void exchange(Vec& a, Vec& b) {
-  typename FirstLanes<kWidth>::type all;
-  Vec low = shuffle<Low>(a, b, all);
-  b = shuffle<High>(a, b, all);
-  a = low;
-}
-
-// Rows become columns: first in blocks of at least four lanes, then within these.
-template <int Run = kWidth / 2>
-TIERAX_INLINE void transpose(Vec (&v)[kWidth]) {
-  if constexpr (Run >= 4) {
-#pragma GCC unroll 16
-    for (int i = 0; i < kWidth; ++i) {
-      if (!(i & Run)) exchange<Runs<Run, 0>, Runs<Run, 1>>(v[i], v[i + Run]);
-    }
-    return transpose<Run / 2>(v);
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < kWidth; i += 4) {
-    exchange<Turns<0>, Turns<1>>(v[i], v[i + 1]);
-    exchange<Turns<0>, Turns<1>>(v[i + 2], v[i + 3]);
-    exchange<Runs<2, 0>, Runs<2, 1>>(v[i], v[i + 2]);
-    exchange<Runs<2, 0>, Runs<2, 1>>(v[i + 1], v[i + 3]);
-    Vec second = v[i + 2];
-    v[i + 2] = v[i + 1];
-    v[i + 1] = second;
-  }
-}
 
 // ---- rows of a page: K and V of one token and head, in codes of 8 bits with the scales of K and V behind (quant.py)
 
@@ -259,7 +90,7 @@ TIERAX_INLINE Vec capped(Vec score, float cap) {
 // Scores of the keys [begin, end) of a block become weights relative to the new top of the row. Returns the factor by
 // which the row's earlier state shrinks.
 static float soften(float* scores, int64_t begin, int64_t end, float soft_cap, float* top, float* total) {
-  IVec lane;
+  IVec lane{};
   for (int i = 0; i < kWidth; ++i) lane[i] = i;
   int64_t first = begin / kWidth * kWidth;
   Vec highest = splat(-kInfinity);
@@ -370,13 +201,16 @@ class Tile {
     int64_t first_query = most(0, keys.base - task_.position);
     int64_t end_query = task_.queries;
     if (args_.window) end_query = least(end_query, keys.base + kBlock + args_.window - 1 - task_.position);
-    Ahead ahead{next.rows + (next.begin - next.base), next.rows + (next.end - next.base),
-                task_.head_begin * args_.row_bytes, (task_.head_end - task_.head_begin) * args_.row_bytes, nullptr, nullptr};
+    Ahead ahead{next.rows + (next.begin - next.base),
+                next.rows + (next.end - next.base),
+                task_.head_begin * args_.row_bytes,
+                (task_.head_end - task_.head_begin) * args_.row_bytes,
+                nullptr,
+                nullptr};
     for (int64_t h = task_.head_begin; h < task_.head_end; ++h) {
       int64_t row = row_of(h, first_query), rows = (end_query - first_query) * args_.group();
-      // Values that few rows use are not worth a copy.
-      bool in_place = rows <= kFewRows && args_.head_dim % kPanel == 0;
-      pack_keys(keys, h, ahead);
+      bool in_place = rows <= kInPlaceRows && args_.head_dim % kPanel == 0;
+      pack_keys(keys, h, ahead, rows <= kFewRows ? kSquareLines / 2 : kSquareLines);
       if (!in_place) pack_values(keys, h);
       multiply_all(ahead, rows, queries_ + row * dims_, dims_, keys_,
                    (keys.begin - keys.base) / kPanel, (keys.end - keys.base + kPanel - 1) / kPanel, 0, args_.head_dim,
@@ -415,11 +249,12 @@ class Tile {
 
   void soften_query(int64_t row, Span seen) {
     for (int64_t r = row; r < row + args_.group(); ++r)
-      keep_[r] = soften(scores_ + r * kBlock, seen.begin, seen.end, args_.soft_cap, segment_.top + r, segment_.total + r);
+      keep_[r] = soften(scores_ + r * kBlock, seen.begin, seen.end, args_.soft_cap, segment_.top + r,
+                        segment_.total + r);
   }
 
-  // The keys from `begin` on of its block that are before `end`. Up to the edges of panels, entries of `rows` before and
-  // behind them point to one of them: what is computed with those is not used, but what has no row must not be read.
+  // The keys from `begin` on of its block that are before `end`. Up to the edges of panels, entries of `rows` before
+  // and behind them point to one of them: what comes of those is not used, but what has no row must not be read.
   Keys locate(int64_t begin, int64_t end) const {
     Keys keys;
     keys.base = begin / kBlock * kBlock;
@@ -440,7 +275,7 @@ class Tile {
     return keys;
   }
 
-  void pack_keys(const Keys& keys, int64_t head, Ahead& ahead) {
+  void pack_keys(const Keys& keys, int64_t head, Ahead& ahead, int square_lines) {
     int64_t head_dim = args_.head_dim, end = keys.end - keys.base;
     for (int64_t n = (keys.begin - keys.base) / kWidth * kWidth; n < end; n += kWidth) {
       const char* rows[kWidth];
@@ -453,7 +288,7 @@ class Tile {
       int64_t d = 0;
       for (; d + kWidth <= head_dim; d += kWidth) {
         pack_square(rows, scales, d, kWidth, to);
-        ahead.step(kWidth / 2);
+        ahead.step(square_lines);
       }
       if (d < head_dim) pack_square(rows, scales, d, head_dim - d, to, head_dim - d);
     }
@@ -468,7 +303,9 @@ class Tile {
       for (; d + kPanel <= head_dim; d += kPanel, ++panel)
         for (int v = 0; v < kPanelVectors; ++v) store(to + panel * values_.stride + v * kWidth, row.load(n, panel, v));
       for (int v = 0; d < head_dim && v < kPanelVectors; ++v, d += kWidth) {
-        Vec rest = d + kWidth <= head_dim ? row.load(n, panel, v) : d < head_dim ? row.load(n, panel, v, head_dim - d) : Vec{};
+        Vec rest = {};
+        if (d + kWidth <= head_dim) rest = row.load(n, panel, v);
+        else if (d < head_dim) rest = row.load(n, panel, v, head_dim - d);
         store(to + panel * values_.stride + v * kWidth, rest);
       }
     }

@@ -8,7 +8,7 @@ namespace tierax {
 
 struct Kernels {
   const char* isa;
-  void (*linear)(const Linear&, const LinearBlock&);
+  void (*linear)(const Linear&, int64_t n_begin, int64_t n_end);
   void (*attend)(const Attention&, const AttentionTask&, float* scratch);
   void (*join_attention)(const Attention&, const AttentionTask& first, int64_t segments, float* scratch);
 };

@@ -20,9 +20,5 @@ struct Linear {
   WeightType type;
 };
 
-// The rectangle of y that one task computes.
-struct LinearBlock {
-  int64_t m_begin, m_end, n_begin, n_end;
-};
 
 }  // namespace tierax

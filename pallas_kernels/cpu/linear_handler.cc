@@ -30,7 +30,7 @@ ffi::Error call(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer 
     }
     default: return ffi::Error::InvalidArgument("linear: weights are f32, bf16 or int8");
   }
-  if (args.m && args.n) run_linear(kernels(), pool, args);
+  if (args.m && args.n && args.k) run_linear(kernels(), pool, args);
   return ffi::Error::Success();
 }
 

@@ -15,9 +15,10 @@ constexpr int kLinearColumns = kRegisters == 32 ? 6 : 3;
 // Weights are asked for at least this far ahead of their use. Rows are a few KiB and read several at a time, which the
 // hardware's own prefetchers follow badly: without, a Zen 3 core reads f32 at 12 of 17 GB/s, int8 at 6.
 constexpr int64_t kPrefetchBytes = 8192;
-// With more rows of x than a tile has, a block of w of about this size, which stays in the L2 cache, meets one tile's rows
-// of x after the other; these stay in L1 meanwhile.
-constexpr int64_t kBlockBytes = 65536;
+// Many rows of x do not stay in L1: then a block of w of about this size, which stays in L2, meets one tile's rows of x
+// after the other.
+constexpr int64_t kBlockBytes = 131072;
+constexpr int64_t kManyRows = 16;
 
 // Rows of w as a tile reads them: kWidth numbers from k on, or the first `count` of them.
 template <typename T>
@@ -44,7 +45,7 @@ struct Stream {
   template <int64_t Most>
   TIERAX_INLINE void ask() {
 #pragma GCC unroll 8
-    for (int64_t line = 0; line < Most; line += 64) __builtin_prefetch(ahead + line, 0, HINT);
+    for (int64_t line = 0; line < Most; line += 64) __builtin_prefetch(ahead + line);
     ahead += advance;
   }
 };
@@ -113,19 +114,20 @@ void linear_tile(const Linear& args, const Rows<T>& w, int64_t m, const int64_t 
 }
 
 template <typename T>
-void linear_block(const Linear& args, const LinearBlock& block) {
-  const int64_t rows = block.m_end - block.m_begin, tiles = (rows + kLinearRows - 1) / kLinearRows;
+void linear_columns(const Linear& args, int64_t n_begin, int64_t n_end) {
+  const int64_t tiles = (args.m + kLinearRows - 1) / kLinearRows;
   const int64_t tile_bytes = kLinearColumns * args.k * sizeof(T);
-  const int64_t columns = kLinearColumns * (tiles > 1 && tile_bytes < kBlockBytes ? kBlockBytes / tile_bytes : 1);
-  const int64_t ahead = tile_bytes / kLinearColumns * columns;
-  for (int64_t begin = block.n_begin; begin < block.n_end; begin += columns) {
-    const int64_t end = begin + columns < block.n_end ? begin + columns : block.n_end;
+  const bool many = args.m > kManyRows && tile_bytes < kBlockBytes;
+  const int64_t columns = kLinearColumns * (many ? kBlockBytes / tile_bytes : 1);
+  const int64_t block_bytes = tile_bytes / kLinearColumns * columns;
+  for (int64_t begin = n_begin; begin < n_end; begin += columns) {
+    const int64_t end = begin + columns < n_end ? begin + columns : n_end;
     Stream stream{static_cast<const char*>(args.w) + begin * args.k * int64_t{sizeof(T)} +
-                      (ahead > kPrefetchBytes ? ahead : kPrefetchBytes),
+                      (block_bytes > kPrefetchBytes ? block_bytes : kPrefetchBytes),
                   int64_t{kLinearColumns} * kWidth * int64_t{sizeof(T)} / tiles};
     for (int64_t t = 0; t < tiles; ++t) {
       // Tiles as equal as can be: 3 + 2 rows take less time than 4 + 1.
-      const int64_t m = block.m_begin + rows * t / tiles, m_end = block.m_begin + rows * (t + 1) / tiles;
+      const int64_t m = args.m * t / tiles, m_end = args.m * (t + 1) / tiles;
       for (int64_t column = begin; column < end; column += kLinearColumns) {
         // Past the end the last row of w is taken again: the same numbers go to the same place.
         int64_t n[kLinearColumns];
@@ -142,11 +144,12 @@ void linear_block(const Linear& args, const LinearBlock& block) {
   }
 }
 
-inline void linear(const Linear& args, const LinearBlock& block) {
+// The columns [n_begin, n_end) of y.
+inline void linear(const Linear& args, int64_t n_begin, int64_t n_end) {
   switch (args.type) {
-    case WeightType::kF32: return linear_block<float>(args, block);
-    case WeightType::kBf16: return linear_block<bf16>(args, block);
-    case WeightType::kInt8: return linear_block<int8_t>(args, block);
+    case WeightType::kF32: return linear_columns<float>(args, n_begin, n_end);
+    case WeightType::kBf16: return linear_columns<bf16>(args, n_begin, n_end);
+    case WeightType::kInt8: return linear_columns<int8_t>(args, n_begin, n_end);
   }
 }
 

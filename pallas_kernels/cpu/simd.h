@@ -101,12 +101,27 @@ TIERAX_INLINE Vec load(const bf16* from) { return bits_of<Vec>(widen(&from->bits
 
 // To the bit what `quant.decode` gives, with denormals flushed to zero or not.
 TIERAX_INLINE Vec load(const e4m3* from) {
+#if TIERAX_WIDTH >= 8
+  // Shifted, a code is a number of half precision whose exponent has another bias.
+  typedef int16_t Halves __attribute__((vector_size(2 * kWidth)));
+  typedef int8_t Codes __attribute__((vector_size(kWidth)));
+  Codes codes;
+  std::memcpy(&codes, from, sizeof(codes));
+#if TIERAX_WIDTH == 16
+  Halves halves = (Halves(_mm256_cvtepi8_epi16(__m128i(codes))) << 7) & int16_t(0xBFFF);
+  return Vec(_mm512_cvtph_ps(__m256i(halves))) * 256;
+#else
+  Halves halves = (Halves(_mm_cvtepi8_epi16(_mm_cvtsi64_si128(bits_of<long long>(codes)))) << 7) & int16_t(0xBFFF);
+  return Vec(_mm256_cvtph_ps(__m128i(halves))) * 256;
+#endif
+#else
   IVec code = widen(&from->bits);
   IVec magnitude = code & 0x7F;
   Vec normal = bits_of<Vec>((magnitude + ((127 - 7) << 3)) << 20);
   Vec small = __builtin_convertvector(magnitude, Vec) * 0x1p-9f;
   IVec chosen = magnitude < 8 ? bits_of<IVec>(small) : bits_of<IVec>(normal);
   return bits_of<Vec>(chosen | ((code & 0x80) << 24));
+#endif
 }
 
 // The first `count` < kWidth elements, and zeros behind; nothing else is read.
@@ -160,13 +175,14 @@ TIERAX_INLINE float largest(Vec v) {
 
 // ---- functions
 
-// e ** x with an error of about one unit in the last place for x in [-87, 88]; 0 below, and saturating above. A power of
+// e ** x with an error of about one unit in the last place for x in [-87, 88]; 0 below, saturating above, NaN for NaN. A power of
 // two is split off by rounding x / ln 2 (Cody and Waite, 1980); the rest is a minimax polynomial on [-ln 2 / 2, ln 2 / 2].
 TIERAX_INLINE Vec exp(Vec x) {
   const Vec magic = splat(0x1.8p23f);
   const IVec vanishes = x < -87.0f;
-  x = -max(-x, splat(-88.0f));
-  x = max(x, splat(-87.0f));
+  // (Of two operands of which one is no number, max is the second one.)
+  x = -max(splat(-88.0f), -x);
+  x = max(splat(-87.0f), x);
   Vec shifted = fma(x, splat(0x1.715476p+0f), magic);
   Vec n = shifted - magic;
   Vec r = fma(n, splat(-0x1.62e400p-1f), x);

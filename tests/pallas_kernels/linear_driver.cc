@@ -4,32 +4,14 @@
 #include <cstdio>
 #include <limits>
 #include <random>
-#include <thread>
 #include <vector>
 
+#include "late_pool.h"
 #include "linear_tasks.h"
 
 using namespace tierax;
 
 namespace {
-
-// Threads that start late and in any order, as those of a busy pool do.
-class Pool {
- public:
-  explicit Pool(int threads) : threads_(threads) {}
-  ~Pool() {
-    for (auto& helper : helpers_) helper.join();
-  }
-  int64_t num_threads() const { return threads_; }
-  template <typename F>
-  void Schedule(F f) {
-    helpers_.emplace_back(std::move(f));
-  }
-
- private:
-  int threads_;
-  std::vector<std::thread> helpers_;
-};
 
 struct Case {
   std::vector<float> x, w32, scales;
@@ -67,7 +49,7 @@ struct Case {
 std::vector<float> product(const Kernels& kernels, Linear args, int threads) {
   std::vector<float> y(args.m * args.n, std::numeric_limits<float>::quiet_NaN());
   args.y = y.data();
-  Pool pool(threads);
+  LatePool pool(threads);
   run_linear(kernels, pool, args);
   return y;
 }
