@@ -14,7 +14,7 @@ help:
 	@echo "make serve     serve the demo model on port $(PORT)   (PORT=, MODEL=, ARGS=...)"
 	@echo "make test      run the tests                          (ARGS=... for pytest)"
 	@echo "make test-all  run the slow ones too"
-	@echo "make test-tpu-aot, test-gpu-aot   compile whole steps for TPUs and GPUs that are not here (20-40 minutes)"
+	@echo "make test-tpu-aot, test-gpu-aot   compile whole steps for TPUs and GPUs that are not here (10 to 60 minutes)"
 	@echo "make test-cpu-kernels             run the same shapes on this CPU; all three renew docs/platforms.md"
 	@echo "make check     format, lint, types, layers"
 	@echo "make bench     measure decode and prefill on the demo model"
