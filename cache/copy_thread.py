@@ -73,6 +73,10 @@ class CopyThread:
         except RecordError as error:
             logger.warning("page %s of the disk cache is not used: %s", key.key.hex(), error)
             outcome = Outcome.CORRUPT
+        except Exception:
+            # Whatever is wrong with a record, its row must not stay taken.
+            logger.exception("a record could not be verified")
+            outcome = Outcome.IO_ERROR
         good = outcome is Outcome.OK
         with self._books.changed:
             self._books.reads.in_flight -= job.size

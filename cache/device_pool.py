@@ -142,6 +142,8 @@ class DevicePool:
         platform = next(iter(self.array.devices())).platform
         self._wire = wire_dtype(platform, self.dtype)
         self._loops = takes_loop(platform, self.dtype)
+        # A loop keeps the pool's order in memory, whatever its shape (see `page_copies`).
+        self._scatter_loops = self._loops or layout is not None
         fitting = max(1, min(BATCH_PAGES, BATCH_BYTES // self.page_bytes))
         self.batch_pages = 1 << (fitting.bit_length() - 1)
         """Pages that one gather or scatter moves at most."""
@@ -154,10 +156,10 @@ class DevicePool:
         # Compiled programs belong to the pool: a second pool of the same shape elsewhere must not find them gone.
         if self._loops:
             self._gather = jax.jit(gather_loop, donate_argnums=1)
-            self._scatter = jax.jit(scatter_loop, donate_argnums=0, out_shardings=(layout, None))
         else:
             self._gather = jax.jit(partial(gather_rows, wire=self._wire))
-            self._scatter = jax.jit(scatter_rows, donate_argnums=0, out_shardings=(layout, None))
+        scatter = scatter_loop if self._scatter_loops else scatter_rows
+        self._scatter = jax.jit(scatter, donate_argnums=0, out_shardings=(layout, None))
         self._new_slots()
 
     @property
@@ -219,7 +221,7 @@ class DevicePool:
         """Puts the uploaded rows into `pages`, for all steps submitted from now on, and takes the buffer back."""
         assert staging.uploaded is not None, "not uploaded"
         index, count = self._index(pages)
-        arguments = (staging.uploaded, index, count) if self._loops else (staging.uploaded, index)
+        arguments = (staging.uploaded, index, count) if self._scatter_loops else (staging.uploaded, index)
         try:
             self.array, read = self._scatter(self.array, *arguments)
         except BaseException:
@@ -271,7 +273,7 @@ class DevicePool:
             pool = self.array
             batch = jnp.zeros((bucket, *pool.shape[1:]), self._wire)
             gather = (pool, batch, index, count) if self._loops else (pool, index)
-            scatter = (pool, batch, index, count) if self._loops else (pool, batch, index)
+            scatter = (pool, batch, index, count) if self._scatter_loops else (pool, batch, index)
             programs[f"gather {bucket}"] = self._gather.lower(*gather).compile()
             programs[f"scatter {bucket}"] = self._scatter.lower(*scatter).compile()
         return programs

@@ -133,9 +133,10 @@ def _read_header(header: memoryview | bytes, payload: memoryview) -> tuple[PageK
         raise RecordError("checksum: the bytes have changed since they were written")
     try:
         key, layout = _read_meta(json.loads(bytes(header[_META_OFFSET : _META_OFFSET + meta_length])))
+        nbytes = layout.nbytes
     except (ValueError, KeyError, TypeError) as error:
         raise RecordError(f"header: {error}") from error
-    if layout.nbytes != payload_bytes:
+    if nbytes != payload_bytes:
         raise RecordError(f"length: {payload_bytes} bytes of payload for {layout.shape} {layout.dtype}")
     return key, layout
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from helpers.dict_store import DictStore
 from tierax.cache.disk.record import PageLayout
@@ -277,6 +278,12 @@ def flip(record: bytes) -> bytes:
     return record[:-1] + bytes([record[-1] ^ 1])
 
 
+def rename_dtype(record: bytes) -> bytes:
+    """As a program writes it that knows dtypes which this one does not; its checksum is right."""
+    other = record.replace(b'"uint8"', b'"uint7"')
+    return other[:24] + xxhash.xxh3_64(other[:24] + other[32:]).intdigest().to_bytes(8, "little") + other[32:]
+
+
 @pytest.mark.parametrize(
     ("fault", "outcome"),
     [
@@ -284,6 +291,7 @@ def flip(record: bytes) -> bytes:
         (Outcome.MISSING, Outcome.MISSING),
         (cut, Outcome.CORRUPT),
         (flip, Outcome.CORRUPT),
+        (rename_dtype, Outcome.CORRUPT),
         ("other", Outcome.CORRUPT),
         ("raise", Outcome.IO_ERROR),
     ],
