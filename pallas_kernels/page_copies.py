@@ -2,7 +2,8 @@
 
 Two forms of each, equal in what they do. A loop over single pages runs at the speed of memory on the CPU backend, whose
 gather and scatter are far slower; elsewhere one gather or scatter is a single kernel. XLA's CPU backend rewrites the
-whole pool for any update in bf16, even of one page, so a bf16 pool takes the second form there, once per batch.
+whole pool for any update in bf16, even of one page, so a bf16 pool takes the second form there, once per batch. On TPUs
+the scatter is a loop: for some shapes (8-bit rows of 32 KV heads) XLA would order the pool's axes otherwise for it.
 """
 
 from __future__ import annotations

@@ -38,6 +38,15 @@ ffi::Error attend(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> q, ffi::AnyBuffe
   args.scale = scale;
   Batch batch{q_starts.typed_data(), kv_lens.typed_data(),       page_table.typed_data(),
               *num_rows.typed_data(), page_table.dimensions()[1], q_dims[0]};
+  int64_t scales = args.type == KvType::kE4m3 ? 4 : 0;
+  if (args.row_bytes != 2 * args.head_dim * int64_t(ffi::ByteWidth(kv.element_type())) + scales || !args.kv_heads ||
+      args.heads % args.kv_heads)
+    return ffi::Error::InvalidArgument("attention: the heads of q and those of the pool do not match");
+  if (args.layer < 0 || args.layer >= args.layers)
+    return ffi::Error::InvalidArgument("attention: layer " + std::to_string(args.layer) + " is outside the pool");
+  if (batch.rows < 0 || batch.rows > kv_lens.dimensions()[0] || batch.rows > page_table.dimensions()[0] ||
+      batch.rows >= q_starts.dimensions()[0])
+    return ffi::Error::InvalidArgument("attention: more rows than the batch has room for");
   std::string wrong = fault(args, batch, kv_dims[0]);
   if (!wrong.empty()) return ffi::Error::InvalidArgument("attention: " + wrong);
   run_attention(kernels(), pool, args, batch);
@@ -53,6 +62,10 @@ ffi::Error write_kv(ffi::AnyBuffer pool, ffi::AnyBuffer rows, Integers slots, Sc
     return ffi::Error::Internal("write_kv: XLA has given the result other memory than the pool");
   if (!tokens) return ffi::Error::Success();
   int64_t row_bytes = rows.size_bytes() / tokens;
+  if (row_bytes * dims[0] * layers * page_size != int64_t(pool.size_bytes()))
+    return ffi::Error::InvalidArgument("write_kv: rows are not as wide as the pool's");
+  if (*layer.typed_data() < 0 || *layer.typed_data() >= layers)
+    return ffi::Error::InvalidArgument("write_kv: layer " + std::to_string(*layer.typed_data()) + " is outside the pool");
   for (int64_t t = 0; t < tokens; ++t) {
     int64_t slot = slots.typed_data()[t];
     if (slot < 0 || slot >= dims[0] * page_size)

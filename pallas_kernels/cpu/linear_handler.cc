@@ -11,8 +11,8 @@ namespace {
 ffi::Error call(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w, ffi::RemainingArgs scales,
                 ffi::Result<ffi::BufferR2<ffi::F32>> y) {
   Linear args{x.typed_data(), w.untyped_data(), nullptr, y->typed_data(), x.dimensions()[0], 0, x.dimensions()[1], {}};
-  if (w.dimensions().size() != 2 || w.dimensions()[1] != args.k)
-    return ffi::Error::InvalidArgument("linear: the weight must be [n, k] for x [m, k]");
+  if (args.k == 0 || w.dimensions().size() != 2 || w.dimensions()[1] != args.k)
+    return ffi::Error::InvalidArgument("linear: the weight must be [n, k] for x [m, k], k at least 1");
   args.n = w.dimensions()[0];
   if (y->dimensions()[0] != args.m || y->dimensions()[1] != args.n)
     return ffi::Error::InvalidArgument("linear: the result must be [m, n]");
@@ -30,7 +30,7 @@ ffi::Error call(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer 
     }
     default: return ffi::Error::InvalidArgument("linear: weights are f32, bf16 or int8");
   }
-  if (args.m && args.n && args.k) run_linear(kernels(), pool, args);
+  if (args.m && args.n) run_linear(kernels(), pool, args);
   return ffi::Error::Success();
 }
 

@@ -25,7 +25,7 @@ from tierax.models.transformer import Decoder, attention_shape
 from tierax.pallas_kernels import attention
 from tierax.pallas_kernels.batch import RaggedBatch
 from tierax.pallas_kernels.kernels import AttentionShape, Target
-from tierax.pallas_kernels.page_copies import gather_rows, scatter_rows
+from tierax.pallas_kernels.page_copies import gather_rows, scatter_loop, scatter_rows
 from tierax.pallas_kernels.pages import PoolShape, page_bytes_on_device, pool_format
 
 SERVING = PLATFORMS["default"]
@@ -156,7 +156,7 @@ def compile_kernels(chip: Chip, shape: AttentionShape, backend: str) -> Compiled
 
 
 def compile_page_copies(chip: Chip, shape: AttentionShape) -> tuple[Compiled, Compiled]:
-    """Compiles the gather of 32 pages of four layers, and the scatter."""
+    """Compiles the gather of 32 pages of four layers and the scatter, in the forms that `DevicePool` takes there."""
     mesh = Mesh(np.array(chip.devices[:1]), ("tp",))
     pool = _kernel_pool(chip, mesh, shape, layers=4)
     layout = pool_format(chip.target, pool.sharding, pool.shape)
@@ -164,7 +164,10 @@ def compile_page_copies(chip: Chip, shape: AttentionShape) -> tuple[Compiled, Co
     pages = jax.ShapeDtypeStruct((32,), jnp.int32, sharding=everywhere)
     block = jax.ShapeDtypeStruct((32, *pool.shape[1:]), pool.dtype, sharding=everywhere)
     gather = jax.jit(partial(gather_rows, wire=pool.dtype)).lower(pool, pages)
-    scatter = jax.jit(scatter_rows, donate_argnums=0, out_shardings=(layout, None)).lower(pool, block, pages)
+    count = jax.ShapeDtypeStruct((), jnp.int32, sharding=everywhere)
+    form, arguments = (scatter_rows, ()) if layout is None else (scatter_loop, (count,))
+    jitted = jax.jit(form, donate_argnums=0, out_shardings=(layout, None))
+    scatter = jitted.lower(pool, block, pages, *arguments)
     return (
         _compiled("xla", mesh, pool, lambda: [gather.compile()]),
         _compiled("xla", mesh, pool, lambda: [scatter.compile()]),

@@ -62,6 +62,7 @@ RULES = (
     # A benchmark of one part drives that part; the others measure what a user sees: the public names, which type
     # checkers find in their homes only (a folder's parent is not the package on disk).
     Rule("bench.radix", ("", *_under("bench", "cache"))),
+    Rule("bench.kernels", ("", *_under("bench", "pallas_kernels"))),
     Rule("bench.copies", ("", *_under("bench", "cache"), "pallas_kernels.pages")),
     Rule("bench.bare_step", ("", *_under("bench", "engine", "cache"))),
     Rule("bench.perplexity", ("", *_under("bench", "engine", "models", "pallas_kernels"))),

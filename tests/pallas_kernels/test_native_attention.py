@@ -6,6 +6,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -27,7 +28,7 @@ from tierax.pallas_kernels.batch import RaggedBatch
 from tierax.pallas_kernels.cpu.attention import attend, write_kv
 from tierax.pallas_kernels.cpu.library import library
 from tierax.pallas_kernels.pages import PoolShape
-from tierax.pallas_kernels.quant import SCALE_BYTES, decode, dequantize_kv, quantize_kv
+from tierax.pallas_kernels.quant import LARGEST, SCALE_BYTES, decode
 
 pytestmark = pytest.mark.skipif(bool(library().absence), reason=library().absence)
 
@@ -52,36 +53,36 @@ def run(q, pool, layer, batch, window, soft_cap=0.0, scale=None) -> jax.Array:
     return attend(q, pool, layer, batch, window=window, soft_cap=soft_cap, scale=scale)
 
 
-_quantize, _dequantize = jax.jit(quantize_kv), jax.jit(dequantize_kv)
-
-
 def stored(mix: Mix, kv_dtype: str) -> Mix:
     """The mix with its pool in that dtype, K and V as they read from there, and NaN where no row may see."""
     written = mix.pool != POISON
     head_dim = mix.pool.shape[-1] // 2
     if kv_dtype == "fp8":
-        codes = np.asarray(_quantize(*np.split(np.where(written, mix.pool, 0), 2, axis=-1)))
-        seen = written[..., :1] | np.zeros(codes.shape[-1], bool)
-        pool = np.where(seen, codes, np.uint8(0xFF))
-
-        def read(kv: np.ndarray) -> np.ndarray:
-            return np.asarray(_dequantize(_quantize(kv, kv)))[..., :head_dim]
+        kv = np.where(written, mix.pool, 0).reshape(*mix.pool.shape[:-1], 2, head_dim)
+        scales = (np.abs(kv).max(-1, keepdims=True) / LARGEST + 1e-30).astype(ml_dtypes.bfloat16)
+        codes = np.clip(kv / scales.astype(np.float32), -LARGEST, LARGEST).astype(ml_dtypes.float8_e4m3fn)
+        read = (codes.astype(np.float32) * scales.astype(np.float32)).reshape(mix.pool.shape)
+        parts = [part.reshape(*kv.shape[:-2], -1).view(np.uint8) for part in (codes, scales)]
+        pool = np.where(written[..., :1], np.concatenate(parts, axis=-1), np.uint8(0xFF))
     else:
-        dtype = jnp.bfloat16 if kv_dtype == "bf16" else np.float32
+        dtype = ml_dtypes.bfloat16 if kv_dtype == "bf16" else np.float32
         pool = np.where(written, mix.pool, np.nan).astype(dtype)
-
-        def read(kv: np.ndarray) -> np.ndarray:
-            return kv.astype(dtype).astype(np.float32)
-
+        read = pool.astype(np.float32)
+    rows = []
+    for row, k in enumerate(mix.k):
+        page, slot = np.divmod(np.arange(len(k)), mix.pool.shape[2])
+        rows.append(read[np.asarray(mix.batch.page_table)[row, page], LAYER, slot])
     pool = pool if pool.shape[-2] > 1 else pool[..., 0, :]
-    return mix._replace(pool=pool, k=[read(k) for k in mix.k], v=[read(v) for v in mix.v])
+    return mix._replace(
+        pool=pool, k=[kv[..., :head_dim] for kv in rows], v=[kv[..., head_dim:] for kv in rows]
+    )
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_equals_plain_numpy_over_ragged_mixes(shape: Shape, kv_dtype: str) -> None:
     rng = np.random.default_rng(shape.tokens)
-    for window in (0, 0, 1, 5, 33, 200):
+    for window in (0, 0, 1, 33, 200):
         mix = stored(random_mix(rng, shape), kv_dtype)
         actual = run(mix.q, mix.pool, LAYER, mix.batch, window, shape.soft_cap)
         assert_close(actual, mix, plain(mix, shape, window))
@@ -105,7 +106,7 @@ def test_across_blocks_and_segments(counts: list[int], contexts: list[int], wind
     assert_close(run(mix.q, mix.pool, LAYER, mix.batch, window), mix, plain(mix, shape, window))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     page_size=st.integers(1, 40),
     kv_heads=st.integers(1, 4),
@@ -128,7 +129,6 @@ def test_equals_plain_numpy_in_any_shape(
 ) -> None:
     shape = Shape(20, 4, -(-300 // page_size), page_size, kv_heads * group, kv_heads, head_dim, soft_cap)
     mix = stored(random_mix(np.random.default_rng(seed), shape), kv_dtype)
-    # Neither traced nor compiled for the shape: an eager call compiles nothing but the call itself.
     actual = run(mix.q, mix.pool, LAYER, mix.batch, window, soft_cap)
     assert_close(actual, mix, plain(mix, shape, window), tolerance=3e-5)
 
@@ -211,7 +211,7 @@ def test_every_code_of_8_bits_reads_as_the_quantiser_says() -> None:
         jnp.int32(16),
     )
     out = run(np.ones((16, 1, 16), np.float32), pool, 0, batch, 0)
-    np.testing.assert_array_equal(out[:, 0], np.asarray(decode(codes)) * 0.5)
+    np.testing.assert_array_equal(out[:, 0], np.asarray(decode(jnp.asarray(codes))) * 0.5)
 
 
 def test_bf16_queries_give_bf16() -> None:
@@ -232,6 +232,8 @@ def test_bf16_queries_give_bf16() -> None:
         ({"kv_lens": np.full(6, 33, np.int32)}, "row 0 has more positions than its page table"),
         ({"kv_lens": np.full(6, 2, np.int32)}, "row 0 has more tokens than positions"),
         ({"q_starts": np.arange(7, dtype=np.int32) * 9}, "row 2 has tokens outside the 24 of the batch"),
+        ({"num_rows": np.int32(7)}, "more rows than the batch has room for"),
+        ({"num_rows": np.int32(-1)}, "more rows than the batch has room for"),
     ],
 )
 def test_a_batch_that_does_not_fit_the_pool_fails(wrong: dict[str, np.ndarray], message: str) -> None:
@@ -239,6 +241,28 @@ def test_a_batch_that_does_not_fit_the_pool_fails(wrong: dict[str, np.ndarray], 
     mix = stored(make_mix(np.random.default_rng(0), shape, [5, 3, 2], [20, 9, 7]), "f32")
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         jax.block_until_ready(run(mix.q, mix.pool, LAYER, mix.batch._replace(**wrong), 0))
+
+
+@pytest.mark.parametrize("layer", [-1, LAYERS])
+def test_a_layer_outside_the_pool_fails(layer: int) -> None:
+    shape = SHAPES[0]
+    mix = stored(make_mix(np.random.default_rng(0), shape, [5], [20]), "f32")
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"layer {layer} is outside the pool"):
+        jax.block_until_ready(run(mix.q, mix.pool, jnp.int32(layer), mix.batch, 0))
+    k = jnp.zeros((1, shape.kv_heads, shape.head_dim))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=f"layer {layer} is outside the pool"):
+        jax.block_until_ready(jax.jit(write_kv)(mix.pool, k, k, jnp.zeros(1, jnp.int32), layer))
+
+
+def test_heads_that_do_not_match_fail() -> None:
+    shape = SHAPES[0]
+    mix = stored(make_mix(np.random.default_rng(0), shape, [5], [20]), "f32")
+    for q in (mix.q[..., :8], mix.q[:, :3]):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="heads of q and those of the pool do not match"):
+            jax.block_until_ready(run(q, mix.pool, LAYER, mix.batch, 0))
+    k = jnp.zeros((1, shape.kv_heads, shape.head_dim // 2))
+    with pytest.raises(jax.errors.JaxRuntimeError, match="not as wide as the pool's"):
+        jax.block_until_ready(jax.jit(write_kv)(mix.pool, k, k, jnp.zeros(1, jnp.int32), 0))
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)

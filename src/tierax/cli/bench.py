@@ -10,6 +10,7 @@ from .errors import UsageError
 
 BENCHMARKS = {
     "cache": "what the tiers bring and cost: a table of five caches, first tokens by tier, copies, late disks",
+    "kernels": "attention alone: every backend that serves here and simpler forms, against the bound",
     "offline": "decode and prefill speed against the memory bound, the bare step and installed peers",
     "perplexity": "what the dtype of stored KV costs in quality, on a fixed text",
     "radix": "host time of the prefix tree and the page allocator",

@@ -1,0 +1,268 @@
+"""How long attention takes, over all layers of a model's shape: each backend that serves here, and simpler forms of it.
+
+`bound` is what reading the KV, or computing on it, takes at the speed that this machine is measured at. Forms take turns,
+so that what else the machine does meets all of them; the median of their runs counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from time import perf_counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..pallas_kernels import attention
+from ..pallas_kernels.batch import RaggedBatch
+from ..pallas_kernels.kernels import Attend, AttentionShape, Target
+from ..pallas_kernels.pages import PoolShape, gather_layer
+from .bounds import Machine, impossible, measure_machine
+from .report import number, table, write_json
+
+DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "fp8": jnp.uint8}
+
+
+@dataclass(frozen=True)
+class Model:
+    """The shape of attention; the default is the demo model's."""
+
+    layers: int = 30
+    heads: int = 9
+    kv_heads: int = 3
+    head_dim: int = 64
+    page_size: int = 16
+
+
+@dataclass(frozen=True)
+class Case:
+    """`rows` sequences, each with `queries` new tokens behind `prefix` ones."""
+
+    rows: int
+    queries: int
+    prefix: int
+
+    @classmethod
+    def parse(cls, text: str) -> Case:
+        """`16x2048`: 16 decodes with a context of 2,048; `512+2048`: a chunk of 512 tokens behind a prefix of 2,048."""
+        for sign in "x+":
+            first, found, second = text.partition(sign)
+            if found and first.isdecimal() and second.isdecimal() and int(first) > 0:
+                if sign == "+":
+                    return cls(1, int(first), int(second))
+                if int(second) > 0:
+                    return cls(int(first), 1, int(second) - 1)
+        raise ValueError(f"{text!r} is neither ROWSxCONTEXT nor TOKENS+PREFIX, as 16x2048 and 512+2048 are")
+
+    def __str__(self) -> str:
+        if self.queries == 1:
+            return f"{self.rows}x{self.prefix + 1}"
+        return f"{self.queries}+{self.prefix}"
+
+    @property
+    def length(self) -> int:
+        return self.prefix + self.queries
+
+
+@dataclass(frozen=True)
+class Result:
+    case: str
+    kv_dtype: str
+    bound_ms: float
+    forms_ms: dict[str, float]
+
+
+def bound_ms(machine: Machine, model: Model, case: Case, kv_dtype: str) -> float:
+    """Milliseconds that all layers need at least: each key and value is read once, each visible pair computed."""
+    width = 2 * model.head_dim * DTYPES[kv_dtype].dtype.itemsize + (4 if kv_dtype == "fp8" else 0)
+    read = case.rows * case.length * model.kv_heads * width
+    pairs = case.rows * sum(case.prefix + i + 1 for i in range(case.queries))
+    flops = 4 * model.heads * model.head_dim * pairs
+    return model.layers * max(read / machine.read_bytes_s, flops / machine.flop_s) * 1e3
+
+
+def forms(model: Model, case: Case, kv_dtype: str) -> dict[str, Attend]:
+    """Name -> attention; the forms after the backends serve batches of equal rows only."""
+    shape = AttentionShape(model.heads, model.kv_heads, model.head_dim, model.page_size, "f32", kv_dtype)
+    target = Target(jax.default_backend())
+    found: dict[str, Attend] = {}
+    for name in attention.BACKENDS:
+        try:
+            found[name] = attention.select(target, shape, name).attend
+        except ValueError:
+            continue
+    return {**found, "padded": _padded, "expanded": _expanded}
+
+
+def _padded(q: jax.Array, pool: jax.Array, layer: jax.Array, batch: RaggedBatch) -> jax.Array:
+    """All pages of all rows gathered, one product over the padded batch."""
+    rows = batch.page_table.shape[0]
+    kv_heads, head_dim = PoolShape.of(pool).kv_heads, q.shape[-1]
+    kv = gather_layer(pool, batch.page_table.reshape(-1), layer).astype(q.dtype)
+    k, v = jnp.split(kv.reshape(rows, -1, kv_heads, 2 * head_dim), 2, axis=-1)
+    q_rtkgd = q.reshape(rows, -1, kv_heads, q.shape[1] // kv_heads, head_dim) * head_dim**-0.5
+    scores = jnp.einsum("rtkgd,rnkd->rkgtn", q_rtkgd, k)
+    weights = jax.nn.softmax(jnp.where(_visible(batch, scores.shape), scores, -jnp.inf))
+    return jnp.einsum("rkgtn,rnkd->rtkgd", weights, v).reshape(q.shape)
+
+
+def _expanded(q: jax.Array, pool: jax.Array, layer: jax.Array, batch: RaggedBatch) -> jax.Array:
+    """Row by row: queries with zeros where other heads' keys and all values are, so that each product is one plain
+    matrix product with the row's KV as it lies in its pages."""
+    rows, kv_heads, head_dim = batch.page_table.shape[0], PoolShape.of(pool).kv_heads, q.shape[-1]
+    group = q.shape[1] // kv_heads
+    own = jnp.eye(kv_heads, dtype=q.dtype)[:, None, :, None, None]
+    side = jnp.asarray([1, 0], q.dtype)[:, None]
+
+    def row(r: jax.Array) -> jax.Array:
+        kv = gather_layer(pool, batch.page_table[r], layer).astype(q.dtype)
+        flat = kv.reshape(kv.shape[0], -1)
+        mine = q.reshape(rows, -1, kv_heads, group, head_dim)[r] * head_dim**-0.5
+        wide = (mine[:, :, :, None, None, :] * own * side).reshape(-1, flat.shape[1])
+        scores = wide @ flat.T
+        visible = _visible(batch, (rows, 1, 1, mine.shape[0], kv.shape[0]))[r]
+        visible = jnp.repeat(visible[0, 0], q.shape[1], axis=0)
+        weights = jax.nn.softmax(jnp.where(visible, scores, -jnp.inf))
+        mixed = (weights @ flat).reshape(-1, kv_heads, group, kv_heads, 2, head_dim)
+        return jnp.einsum("tkgkd->tkgd", mixed[..., 1, :])
+
+    return lax.map(row, jnp.arange(rows)).reshape(q.shape)
+
+
+def _visible(batch: RaggedBatch, shape: tuple[int, ...]) -> jax.Array:
+    """Of scores `[rows, 1, 1, queries, keys]`."""
+    queries, keys = shape[-2:]
+    positions = batch.kv_lens[:, None] - queries + jnp.arange(queries)
+    return (jnp.arange(keys) <= positions[..., None])[:, None, None]
+
+
+def make_inputs(model: Model, case: Case, kv_dtype: str) -> tuple[jax.Array, jax.Array, RaggedBatch]:
+    """Queries, a pool that holds the rows' pages in random order, and the batch."""
+    per_row = -(-case.length // model.page_size)
+    shape = PoolShape(
+        case.rows * per_row, model.layers, model.page_size, model.kv_heads, model.head_dim, kv_dtype == "fp8"
+    )
+    # Any code is a number, as are scales of two such bytes.
+    pool = jnp.full(shape.array, 0x30 if kv_dtype == "fp8" else 0.5, DTYPES[kv_dtype])
+    rng = np.random.default_rng(0)
+    table = rng.permutation(shape.pages).reshape(case.rows, per_row).astype(np.int32)
+    q = rng.standard_normal((case.rows * case.queries, model.heads, model.head_dim)).astype(np.float32)
+    batch = RaggedBatch(
+        jnp.arange(case.rows + 1, dtype=jnp.int32) * case.queries,
+        jnp.full(case.rows, case.length, jnp.int32),
+        jnp.asarray(table),
+        jnp.int32(case.rows if case.queries > 1 else 0),
+        jnp.int32(case.rows),
+    )
+    return jnp.asarray(q), pool, batch
+
+
+def all_layers(attend: Attend, layers: int) -> Callable[..., jax.Array]:
+    """Layer after layer in one program, each with the output of the one before as its queries, as in a step."""
+
+    def run(q: jax.Array, pool: jax.Array, batch: RaggedBatch) -> jax.Array:
+        def layer(q: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
+            return attend(q, pool, index, batch), None
+
+        return lax.scan(layer, q, jnp.arange(layers, dtype=jnp.int32))[0]
+
+    return jax.jit(run)
+
+
+def measure(
+    model: Model,
+    case: Case,
+    kv_dtype: str,
+    chosen: dict[str, Attend],
+    repeats: int,
+    clock: Callable[[], float] = perf_counter,
+) -> dict[str, float]:
+    """Name -> median milliseconds of all layers."""
+    inputs = make_inputs(model, case, kv_dtype)
+    programs = {name: all_layers(attend, model.layers) for name, attend in chosen.items()}
+    for program in programs.values():
+        program(*inputs).block_until_ready()
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(repeats):
+        for name, program in programs.items():
+            begin = clock()
+            program(*inputs).block_until_ready()
+            times[name].append((clock() - begin) * 1e3)
+    return {name: statistics.median(spans) for name, spans in times.items()}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="tierax bench kernels", description=__doc__)
+    defaults = [Case(1, 1, 511), Case(1, 1, 2047), Case(16, 1, 2047), Case(1, 512, 2048)]
+    parser.add_argument(
+        "--cases", type=_case, nargs="+", default=defaults, metavar="ROWSxCONTEXT|TOKENS+PREFIX"
+    )
+    parser.add_argument("--kv-dtypes", nargs="+", choices=DTYPES, default=["f32"])
+    parser.add_argument("--forms", nargs="+", metavar="NAME", help="only these columns")
+    parser.add_argument("--repeats", type=int, default=5, metavar="N")
+    for name, default in asdict(Model()).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, metavar="N")
+    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - is the standard output")
+    args = parser.parse_args(argv)
+    model = Model(**{name: getattr(args, name) for name in asdict(Model())})
+    if min(args.repeats, *asdict(model).values()) < 1:
+        parser.error("every number must be at least 1")
+    if model.heads % model.kv_heads:
+        parser.error(f"--heads {model.heads} is no multiple of --kv-heads {model.kv_heads}")
+
+    machine = measure_machine(perf_counter)
+    results = []
+    for case, kv_dtype in ((case, kv_dtype) for case in args.cases for kv_dtype in args.kv_dtypes):
+        chosen = forms(model, case, kv_dtype)
+        if unknown := sorted(set(args.forms or ()) - set(chosen)):
+            parser.error(f"no form {unknown[0]!r} here: there are {', '.join(chosen)}")
+        wanted = {name: attend for name, attend in chosen.items() if name in (args.forms or chosen)}
+        times = measure(model, case, kv_dtype, wanted, args.repeats)
+        results.append(Result(str(case), kv_dtype, bound_ms(machine, model, case, kv_dtype), times))
+
+    if args.json is not None:
+        write_json(
+            {
+                "model": asdict(model),
+                "machine": asdict(machine),
+                "results": [asdict(result) for result in results],
+            },
+            args.json,
+        )
+    else:
+        print("\n".join(_report(results, machine)))
+    return 0
+
+
+def _case(text: str) -> Case:
+    try:
+        return Case.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _report(results: Sequence[Result], machine: Machine) -> Iterator[str]:
+    names = list(dict.fromkeys(name for result in results for name in result.forms_ms))
+    rows = [
+        [
+            f"{result.case} {result.kv_dtype}",
+            number(result.bound_ms),
+            *(number(result.forms_ms[name]) if name in result.forms_ms else "" for name in names),
+        ]
+        for result in results
+    ]
+    yield table(["ms of all layers", "bound", *names], rows)
+    yield f"memory {machine.read_bytes_s / 1e9:.1f} GB/s, f32 products {machine.flop_s / 1e9:.0f} GFLOP/s"
+    for result in results:
+        for name, ms in result.forms_ms.items():
+            if warning := impossible(f"{result.case} {name}, 1/s", 1e3 / ms, 1e3 / result.bound_ms):
+                yield warning
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""The benchmark of attention: its forms compute the same thing, and its bound is that of the work."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tierax.bench.bounds import Machine
+from tierax.bench.kernels import Case, Model, all_layers, bound_ms, forms, main, make_inputs, measure
+
+SMALL = Model(layers=2, heads=4, kv_heads=2, head_dim=8, page_size=4)
+
+
+@pytest.mark.parametrize("case", [Case(3, 1, 12), Case(1, 6, 5)], ids=str)
+@pytest.mark.parametrize("kv_dtype", ["f32", "fp8"])
+def test_all_forms_compute_the_same(case: Case, kv_dtype: str) -> None:
+    found = forms(SMALL, case, kv_dtype)
+    assert {"xla", "padded", "expanded"} <= set(found)
+    q, pool, batch = make_inputs(SMALL, case, kv_dtype)
+    # Values that differ, so that who reads the wrong ones is found out.
+    rng = np.random.default_rng(1)
+    if kv_dtype == "fp8":
+        drawn = rng.integers(0, 0x40, pool.shape)
+        drawn[..., -4:] = 0x80, 0x3F, 0x80, 0x3F
+    else:
+        drawn = rng.standard_normal(pool.shape)
+    pool = jnp.asarray(drawn.astype(pool.dtype))
+    results = {name: all_layers(attend, SMALL.layers)(q, pool, batch) for name, attend in found.items()}
+    expected = np.asarray(results.pop("xla"))
+    assert np.ptp(expected) > 0.1
+    for name, actual in results.items():
+        np.testing.assert_allclose(actual, expected, atol=2e-5, err_msg=name)
+
+
+def test_the_bound_counts_bytes_or_products() -> None:
+    machine = Machine(read_bytes_s=1e6, read_method="", flop_s=1e9, read_buffer_bytes=0)
+    # 2 layers, 3 rows of 10 positions, 2 heads of 8 numbers for K and as many for V.
+    assert bound_ms(machine, SMALL, Case(3, 1, 9), "f32") == pytest.approx(
+        2 * 3 * 10 * 2 * 16 * 4 / 1e6 * 1e3
+    )
+    assert bound_ms(machine, SMALL, Case(3, 1, 9), "fp8") == pytest.approx(2 * 3 * 10 * 2 * 20 / 1e6 * 1e3)
+    # Queries that see 6 and 7 positions, two products of 8 numbers per head and pair.
+    slow = replace(machine, flop_s=1e3)
+    assert bound_ms(slow, SMALL, Case(1, 2, 5), "f32") == pytest.approx(2 * 13 * 4 * 4 * 8 / 1e3 * 1e3)
+
+
+def test_forms_take_turns_and_the_median_counts() -> None:
+    case = Case(1, 1, 3)
+    ticks = iter([0, 5, 10, 11, 20, 27, 30, 32, 40, 49, 50, 53])
+    chosen = {name: attend for name, attend in forms(SMALL, case, "f32").items() if name in ("xla", "padded")}
+    times = measure(SMALL, case, "f32", chosen, 3, clock=lambda: float(next(ticks)))
+    assert times == {"xla": 7000.0, "padded": 2000.0}
+
+
+@pytest.mark.parametrize("text", ["16", "0x5", "5x0", "x5", "a+b", "3x-4", "1+2+3"])
+def test_a_case_that_is_none_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--cases", text])
+    assert "neither ROWSxCONTEXT nor TOKENS+PREFIX" in capsys.readouterr().err
+
+
+def test_cases_read_as_they_are_written() -> None:
+    assert Case.parse("16x2048") == Case(16, 1, 2047)
+    assert Case.parse("512+2048") == Case(1, 512, 2048)
+    assert Case.parse("512+0") == Case(1, 512, 0)
+    assert [str(Case.parse(text)) for text in ("16x2048", "512+2048")] == ["16x2048", "512+2048"]
+
+
+def test_figures_as_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(read_bytes_s=1e12, read_method="none", flop_s=1e15, read_buffer_bytes=0)
+    monkeypatch.setattr("tierax.bench.kernels.measure_machine", lambda clock: machine)
+    arguments = (
+        "--cases 2x9 4+3 --forms xla --repeats 1 --layers 1 --heads 2 --kv-heads 1 --head-dim 8 --json -"
+    )
+    assert main(arguments.split()) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["model"]["head_dim"] == 8
+    assert [result["case"] for result in report["results"]] == ["2x9", "4+3"]
+    assert all(list(result["forms_ms"]) == ["xla"] for result in report["results"])
+    with pytest.raises(SystemExit):
+        main([*arguments.split(), "--forms", "magic"])
+    assert "no form 'magic' here: there are " in capsys.readouterr().err
