@@ -11,7 +11,9 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from time import perf_counter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +32,16 @@ DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "fp8": jnp.uint8}
 
 @dataclass(frozen=True)
 class Model:
-    """The shape of attention; the default is the demo model's."""
+    """What is measured; the default is the demo model."""
 
     layers: int = 30
     heads: int = 9
     kv_heads: int = 3
     head_dim: int = 64
     page_size: int = 16
+
+    def attention(self, kv_dtype: str) -> AttentionShape:
+        return AttentionShape(self.heads, self.kv_heads, self.head_dim, self.page_size, "f32", kv_dtype)
 
 
 @dataclass(frozen=True)
@@ -77,18 +82,21 @@ class Result:
     forms_ms: dict[str, float]
 
 
-def bound_ms(machine: Machine, model: Model, case: Case, kv_dtype: str) -> float:
-    """Milliseconds that all layers need at least: each key and value is read once, each visible pair computed."""
-    width = 2 * model.head_dim * DTYPES[kv_dtype].dtype.itemsize + (4 if kv_dtype == "fp8" else 0)
-    read = case.rows * case.length * model.kv_heads * width
-    pairs = case.rows * sum(case.prefix + i + 1 for i in range(case.queries))
-    flops = 4 * model.heads * model.head_dim * pairs
-    return model.layers * max(read / machine.read_bytes_s, flops / machine.flop_s) * 1e3
+def bound_ms(machine: Machine, shape: AttentionShape, case: Case) -> float:
+    """Milliseconds that a layer needs at least: each key and value is read once, each visible pair computed."""
+    row = pool_shape(shape, 1, 1).row_width * shape.kv_heads * jnp.dtype(DTYPES[shape.kv_dtype]).itemsize
+    pairs = case.rows * sum(range(case.prefix + 1, case.length + 1))
+    flops = 4 * shape.heads * shape.head_dim * pairs
+    return max(case.rows * case.length * row / machine.read_bytes_s, flops / machine.flop_s) * 1e3
 
 
-def forms(model: Model, case: Case, kv_dtype: str) -> dict[str, Attend]:
+def pool_shape(shape: AttentionShape, pages: int, layers: int) -> PoolShape:
+    """Of a pool for that attention."""
+    return PoolShape(pages, layers, shape.page_size, shape.kv_heads, shape.head_dim, shape.kv_dtype == "fp8")
+
+
+def forms(shape: AttentionShape) -> dict[str, Attend]:
     """Name -> attention; the forms after the backends serve batches of equal rows only."""
-    shape = AttentionShape(model.heads, model.kv_heads, model.head_dim, model.page_size, "f32", kv_dtype)
     target = Target(jax.default_backend())
     found: dict[str, Attend] = {}
     for name in attention.BACKENDS:
@@ -96,10 +104,10 @@ def forms(model: Model, case: Case, kv_dtype: str) -> dict[str, Attend]:
             found[name] = attention.select(target, shape, name).attend
         except ValueError:
             continue
-    return {**found, "padded": _padded, "expanded": _expanded}
+    return {**found, "padded": padded, "expanded": _expanded}
 
 
-def _padded(q: jax.Array, pool: jax.Array, layer: jax.Array, batch: RaggedBatch) -> jax.Array:
+def padded(q: jax.Array, pool: jax.Array, layer: jax.Array, batch: RaggedBatch) -> jax.Array:
     """All pages of all rows gathered, one product over the padded batch."""
     rows = batch.page_table.shape[0]
     kv_heads, head_dim = PoolShape.of(pool).kv_heads, q.shape[-1]
@@ -141,17 +149,13 @@ def _visible(batch: RaggedBatch, shape: tuple[int, ...]) -> jax.Array:
     return (jnp.arange(keys) <= positions[..., None])[:, None, None]
 
 
-def make_inputs(model: Model, case: Case, kv_dtype: str) -> tuple[jax.Array, jax.Array, RaggedBatch]:
+def make_inputs(shape: AttentionShape, layers: int, case: Case) -> tuple[jax.Array, jax.Array, RaggedBatch]:
     """Queries, a pool that holds the rows' pages in random order, and the batch."""
-    per_row = -(-case.length // model.page_size)
-    shape = PoolShape(
-        case.rows * per_row, model.layers, model.page_size, model.kv_heads, model.head_dim, kv_dtype == "fp8"
-    )
-    # Any code is a number, as are scales of two such bytes.
-    pool = jnp.full(shape.array, 0x30 if kv_dtype == "fp8" else 0.5, DTYPES[kv_dtype])
+    per_row = -(-case.length // shape.page_size)
+    pool = pool_shape(shape, case.rows * per_row, layers)
     rng = np.random.default_rng(0)
-    table = rng.permutation(shape.pages).reshape(case.rows, per_row).astype(np.int32)
-    q = rng.standard_normal((case.rows * case.queries, model.heads, model.head_dim)).astype(np.float32)
+    table = rng.permutation(pool.pages).reshape(case.rows, per_row).astype(np.int32)
+    q = rng.standard_normal((case.rows * case.queries, shape.heads, shape.head_dim), np.float32)
     batch = RaggedBatch(
         jnp.arange(case.rows + 1, dtype=jnp.int32) * case.queries,
         jnp.full(case.rows, case.length, jnp.int32),
@@ -159,13 +163,21 @@ def make_inputs(model: Model, case: Case, kv_dtype: str) -> tuple[jax.Array, jax
         jnp.int32(case.rows if case.queries > 1 else 0),
         jnp.int32(case.rows),
     )
-    return jnp.asarray(q), pool, batch
+    fill = jax.jit(partial(_fill, pool.array, shape.kv_dtype))
+    return jnp.asarray(q, DTYPES[shape.dtype]), fill(jax.random.key(0)), batch
 
 
-def all_layers(attend: Attend, layers: int) -> Callable[..., jax.Array]:
+def _fill(array: tuple[int, ...], kv_dtype: str, key: jax.Array) -> jax.Array:
+    """Finite numbers of ordinary size: any such code is one, and so is a scale of two of these bytes."""
+    if kv_dtype == "fp8":
+        return jax.random.bits(key, array, jnp.uint8) & jnp.uint8(0x3F)
+    return jax.random.normal(key, array, DTYPES[kv_dtype])
+
+
+def all_layers(attend: Callable[..., jax.Array], layers: int) -> Callable[..., jax.Array]:
     """Layer after layer in one program, each with the output of the one before as its queries, as in a step."""
 
-    def run(q: jax.Array, pool: jax.Array, batch: RaggedBatch) -> jax.Array:
+    def run(q: jax.Array, pool: Any, batch: RaggedBatch) -> jax.Array:
         def layer(q: jax.Array, index: jax.Array) -> tuple[jax.Array, None]:
             return attend(q, pool, index, batch), None
 
@@ -175,16 +187,16 @@ def all_layers(attend: Attend, layers: int) -> Callable[..., jax.Array]:
 
 
 def measure(
-    model: Model,
+    shape: AttentionShape,
+    layers: int,
     case: Case,
-    kv_dtype: str,
     chosen: dict[str, Attend],
     repeats: int,
     clock: Callable[[], float] = perf_counter,
 ) -> dict[str, float]:
     """Name -> median milliseconds of all layers."""
-    inputs = make_inputs(model, case, kv_dtype)
-    programs = {name: all_layers(attend, model.layers) for name, attend in chosen.items()}
+    inputs = make_inputs(shape, layers, case)
+    programs = {name: all_layers(attend, layers) for name, attend in chosen.items()}
     for program in programs.values():
         program(*inputs).block_until_ready()
     times: dict[str, list[float]] = {name: [] for name in programs}
@@ -218,12 +230,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     machine = measure_machine(perf_counter)
     results = []
     for case, kv_dtype in ((case, kv_dtype) for case in args.cases for kv_dtype in args.kv_dtypes):
-        chosen = forms(model, case, kv_dtype)
+        shape = model.attention(kv_dtype)
+        chosen = forms(shape)
         if unknown := sorted(set(args.forms or ()) - set(chosen)):
             parser.error(f"no form {unknown[0]!r} here: there are {', '.join(chosen)}")
         wanted = {name: attend for name, attend in chosen.items() if name in (args.forms or chosen)}
-        times = measure(model, case, kv_dtype, wanted, args.repeats)
-        results.append(Result(str(case), kv_dtype, bound_ms(machine, model, case, kv_dtype), times))
+        times = measure(shape, model.layers, case, wanted, args.repeats)
+        bound = model.layers * bound_ms(machine, shape, case)
+        results.append(Result(str(case), kv_dtype, bound, times))
 
     if args.json is not None:
         write_json(

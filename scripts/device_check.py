@@ -29,14 +29,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from tierax.bench.bounds import Machine
+from tierax.bench.kernels import Case, all_layers, bound_ms, make_inputs, padded, pool_shape
 from tierax.bench.report import write_json
 from tierax.engine.platform import device_target
 from tierax.pallas_kernels import attention
 from tierax.pallas_kernels.batch import RaggedBatch
 from tierax.pallas_kernels.kernels import AttentionShape, Kernels, Target
-from tierax.pallas_kernels.pages import PoolShape, gather_layer
 from tierax.pallas_kernels.quant import dequantize_kv, quantize_kv
 
 DTYPES = {"f32": jnp.dtype(jnp.float32), "bf16": jnp.dtype(jnp.bfloat16), "fp8": jnp.dtype(jnp.uint8)}
@@ -63,12 +63,6 @@ class Row:
     failed: bool = False
 
 
-class Machine(NamedTuple):
-    bytes_s: float
-    flop_s: float
-    """Of bf16 products, of f32 ones on a CPU."""
-
-
 class Work(NamedTuple):
     """What is timed: rows of equal sizes in a pool of `layers`."""
 
@@ -85,14 +79,9 @@ class Work(NamedTuple):
     def name(self) -> str:
         return f"{self.rows} x {self.new} of {self.context}, {shape_name(self.shape)}"
 
-    def bound(self, machine: Machine) -> float:
-        """Seconds of one layer that no kernel can be faster than: its KV is read once, each pair multiplied twice."""
-        s = self.shape
-        quantized = s.kv_dtype == "fp8"
-        row = PoolShape(1, 1, s.page_size, s.kv_heads, s.head_dim, quantized).row_width * s.kv_heads
-        read = self.rows * self.context * row * DTYPES[s.kv_dtype].itemsize
-        pairs = self.rows * sum(range(self.context - self.new + 1, self.context + 1))
-        return max(read / machine.bytes_s, 4 * s.heads * s.head_dim * pairs / machine.flop_s)
+    @property
+    def case(self) -> Case:
+        return Case(self.rows, self.new, self.context - self.new)
 
 
 class Mixed(NamedTuple):
@@ -181,7 +170,7 @@ def check_values(mixed: Mixed, kernels: Kernels) -> float:
     slots = table[np.repeat(np.arange(len(lens)), lens), position // s.page_size] * s.page_size
     slots = jnp.asarray(slots + position % s.page_size, jnp.int32)
     layer = jnp.int32(1)
-    shape = PoolShape(pages, 3, s.page_size, s.kv_heads, s.head_dim, s.kv_dtype == "fp8")
+    shape = pool_shape(s, pages, 3)
     pool = jnp.full(shape.array, POISON[s.kv_dtype], kv_dtype)
     pool = jax.jit(kernels.write_kv, donate_argnums=0)(pool, k, v, slots, layer)
 
@@ -242,90 +231,47 @@ def measure_machine(platform: str, quick: bool) -> Machine:
     """What the device reads in a sum, and multiplies in a product; the best of some sizes."""
     big = platform != "cpu" and not quick
     x = jnp.ones((512, 1 << (20 if big else 16)), jnp.float32)
-    bytes_s = x.nbytes / seconds(jax.jit(partial(jnp.sum, axis=1)), x)
+    x_bytes = x.nbytes
+    bytes_s = x_bytes / seconds(jax.jit(partial(jnp.sum, axis=1)), x)
     del x
     size, dtype = (8192, jnp.bfloat16) if big else (1024, jnp.float32 if platform == "cpu" else jnp.bfloat16)
     a = jnp.ones((size, size), dtype)
-    return Machine(bytes_s, 2 * size**3 / seconds(jax.jit(jnp.matmul), a, a))
+    return Machine(bytes_s, "sum", 2 * size**3 / seconds(jax.jit(jnp.matmul), a, a), x_bytes)
 
 
 class Timed:
-    """The arrays of one `Work`, and the ways to attend to them."""
+    """The arrays of one `Work`, and the ways to attend to them. Times are seconds of a layer."""
 
     def __init__(self, work: Work) -> None:
-        s = self.shape = work.shape
         self.work = work
-        per_row = -(-work.context // s.page_size)
-        pages = work.rows * per_row
-        pool = PoolShape(pages, work.layers, s.page_size, s.kv_heads, s.head_dim, s.kv_dtype == "fp8")
-        rng = np.random.default_rng(0)
-        self.pool = jax.jit(partial(_fill, pool.array, s.kv_dtype))(jax.random.key(0))
-        table = rng.permutation(pages).reshape(work.rows, per_row).astype(np.int32)
-        self.batch = RaggedBatch(
-            jnp.arange(work.rows + 1, dtype=jnp.int32) * work.new,
-            jnp.full(work.rows, work.context, jnp.int32),
-            jnp.asarray(table),
-            jnp.int32(work.rows if work.new > 1 else 0),
-            jnp.int32(work.rows),
-        )
-        tokens = work.rows * work.new
-        self.q = jax.random.normal(jax.random.key(1), (tokens, s.heads, s.head_dim), DTYPES[s.dtype])
+        self.q, self.pool, self.batch = make_inputs(work.shape, work.layers, work.case)
 
-    def backend(self, kernels: Kernels) -> float:
-        return self._per_layer(lambda q, pool, layer, batch: kernels.attend(q, pool, layer, batch), self.pool)
+    def attention(self, attend: Callable[..., jax.Array], kv: Any) -> float:
+        run = all_layers(attend, self.work.layers)
+        return seconds(run, self.q, kv, self.batch) / self.work.layers
 
     def gathered(self) -> float:
         """Pages copied into one piece, and XLA's attention over them."""
-
-        def attend(q: jax.Array, pool: jax.Array, layer: jax.Array, batch: RaggedBatch) -> jax.Array:
-            kv = gather_layer(pool, batch.page_table.reshape(-1), layer)
-            return self._jax_attention("xla", q, *self._keys_values(kv))
-
-        return self._per_layer(attend, self.pool)
+        return self.attention(padded, self.pool)
 
     def cudnn(self) -> float:
         """cuDNN's attention over keys and values that are in one piece already, as paged ones are not."""
-        shape = (self.work.rows * self.work.context, self.shape.kv_heads, 2 * self.shape.head_dim)
-        kv = jax.random.normal(jax.random.key(2), shape, DTYPES[self.shape.dtype])
-
-        def attend(q: jax.Array, kv: tuple, layer: jax.Array, batch: RaggedBatch) -> jax.Array:
-            return self._jax_attention("cudnn", q, *kv)
-
-        return self._per_layer(attend, self._keys_values(kv))
-
-    def _keys_values(self, kv: jax.Array) -> tuple[jax.Array, jax.Array]:
-        kv = kv.reshape(self.work.rows, -1, *kv.shape[1:])[:, : self.work.context]
-        k, v = jnp.split(kv.astype(DTYPES[self.shape.dtype]), 2, axis=-1)
-        return k, v
-
-    def _jax_attention(self, implementation: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        new, context = self.work.new, self.work.context
+        work, shape = self.work, self.work.shape
+        sizes = (2, work.rows, work.context, shape.kv_heads, shape.head_dim)
+        kv = jax.random.normal(jax.random.key(2), sizes, DTYPES[shape.dtype])
         options: dict[str, Any] = {}
-        if new == context:
+        if work.new == work.context:
             options["is_causal"] = True
-        elif new > 1:
-            seen = jnp.arange(context) <= jnp.arange(context - new, context)[:, None]
+        elif work.new > 1:
+            seen = jnp.arange(work.context) <= jnp.arange(work.context - work.new, work.context)[:, None]
             options["mask"] = seen[None, None]
-        rows = q.reshape(self.work.rows, new, *q.shape[1:])
-        out = jax.nn.dot_product_attention(rows, k, v, implementation=implementation, **options)
-        return out.reshape(q.shape)
 
-    def _per_layer(self, attend: Callable[..., jax.Array], kv: Any) -> float:
-        """Seconds of a layer in a scan over the pool's layers, each with the results of the one before as queries."""
+        def attend(q: jax.Array, kv: jax.Array, layer: jax.Array, batch: RaggedBatch) -> jax.Array:
+            rows = q.reshape(work.rows, work.new, *q.shape[1:])
+            out = jax.nn.dot_product_attention(rows, kv[0], kv[1], implementation="cudnn", **options)
+            return out.reshape(q.shape)
 
-        @jax.jit
-        def run(q: jax.Array, kv: Any, batch: RaggedBatch) -> jax.Array:
-            layers = jnp.arange(self.work.layers)
-            return lax.scan(lambda q, layer: (attend(q, kv, layer, batch), None), q, layers)[0]
-
-        return seconds(run, self.q, kv, self.batch) / self.work.layers
-
-
-def _fill(shape: tuple[int, ...], kv_dtype: str, key: jax.Array) -> jax.Array:
-    """Finite values of ordinary size."""
-    if kv_dtype == "fp8":
-        return jax.random.bits(key, shape, jnp.uint8) & jnp.uint8(0x3F)
-    return jax.random.normal(key, shape, DTYPES[kv_dtype])
+        return self.attention(attend, kv)
 
 
 def all_values(target: Target, backends: list[str], quick: bool) -> Iterator[Row]:
@@ -348,14 +294,14 @@ def all_times(target: Target, backends: list[str], machine: Machine, quick: bool
         if target.platform == "gpu":
             offers["jax: cuDNN, no pages"] = timed.cudnn
         for name in (*backends, *offers):
-            row = Row(work.check, work.name, name, bound_ms=work.bound(machine) * 1e3)
+            row = Row(work.check, work.name, name, bound_ms=bound_ms(machine, work.shape, work.case))
             if name in offers:
                 with failures_in(row):
                     row.ms = offers[name]() * 1e3
                 row.failed = False
             elif (kernels := select(target, work.shape, row)) is not None:
                 with failures_in(row):
-                    row.ms = timed.backend(kernels) * 1e3
+                    row.ms = timed.attention(kernels.attend, timed.pool) * 1e3
             yield row
 
 
@@ -429,7 +375,7 @@ def main() -> int:
             break
 
     title = f"{device.device_kind} ({device.platform} {target.generation}), jax {jax.__version__}"
-    rates = f"measured: {machine.bytes_s / 1e9:.0f} GB/s, {machine.flop_s / 1e12:.3g} TFLOP/s"
+    rates = f"measured: {machine.read_bytes_s / 1e9:.0f} GB/s, {machine.flop_s / 1e12:.3g} TFLOP/s"
     end = "complete" if complete else "stopped by --budget"
     if arguments.quick:
         end += "; quick sizes fit a cache, which may be faster than the bound's memory"
@@ -441,7 +387,7 @@ def main() -> int:
             "platform": target.platform,
             "generation": target.generation,
             "jax": jax.__version__,
-            "bytes_s": machine.bytes_s,
+            "bytes_s": machine.read_bytes_s,
             "flop_s": machine.flop_s,
             "complete": complete,
             "rows": [asdict(row) for row in rows],

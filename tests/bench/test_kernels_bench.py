@@ -10,17 +10,20 @@ import numpy as np
 import pytest
 
 from tierax.bench.bounds import Machine
-from tierax.bench.kernels import Case, Model, all_layers, bound_ms, forms, main, make_inputs, measure
+from tierax.bench.kernels import Case, all_layers, bound_ms, forms, main, make_inputs, measure
+from tierax.pallas_kernels.kernels import AttentionShape
 
-SMALL = Model(layers=2, heads=4, kv_heads=2, head_dim=8, page_size=4)
+LAYERS = 2
+SMALL = AttentionShape(4, 2, 8, 4, "f32", "f32")
 
 
 @pytest.mark.parametrize("case", [Case(3, 1, 12), Case(1, 6, 5)], ids=str)
 @pytest.mark.parametrize("kv_dtype", ["f32", "fp8"])
 def test_all_forms_compute_the_same(case: Case, kv_dtype: str) -> None:
-    found = forms(SMALL, case, kv_dtype)
+    shape = SMALL._replace(kv_dtype=kv_dtype)
+    found = forms(shape)
     assert {"xla", "padded", "expanded"} <= set(found)
-    q, pool, batch = make_inputs(SMALL, case, kv_dtype)
+    q, pool, batch = make_inputs(shape, LAYERS, case)
     # Values that differ, so that who reads the wrong ones is found out.
     rng = np.random.default_rng(1)
     if kv_dtype == "fp8":
@@ -29,7 +32,7 @@ def test_all_forms_compute_the_same(case: Case, kv_dtype: str) -> None:
     else:
         drawn = rng.standard_normal(pool.shape)
     pool = jnp.asarray(drawn.astype(pool.dtype))
-    results = {name: all_layers(attend, SMALL.layers)(q, pool, batch) for name, attend in found.items()}
+    results = {name: all_layers(attend, LAYERS)(q, pool, batch) for name, attend in found.items()}
     expected = np.asarray(results.pop("xla"))
     assert np.ptp(expected) > 0.1
     for name, actual in results.items():
@@ -38,21 +41,20 @@ def test_all_forms_compute_the_same(case: Case, kv_dtype: str) -> None:
 
 def test_the_bound_counts_bytes_or_products() -> None:
     machine = Machine(read_bytes_s=1e6, read_method="", flop_s=1e9, read_buffer_bytes=0)
-    # 2 layers, 3 rows of 10 positions, 2 heads of 8 numbers for K and as many for V.
-    assert bound_ms(machine, SMALL, Case(3, 1, 9), "f32") == pytest.approx(
-        2 * 3 * 10 * 2 * 16 * 4 / 1e6 * 1e3
-    )
-    assert bound_ms(machine, SMALL, Case(3, 1, 9), "fp8") == pytest.approx(2 * 3 * 10 * 2 * 20 / 1e6 * 1e3)
+    # 3 rows of 10 positions, 2 heads of 8 numbers for K and as many for V.
+    assert bound_ms(machine, SMALL, Case(3, 1, 9)) == pytest.approx(3 * 10 * 2 * 16 * 4 / 1e6 * 1e3)
+    fp8 = SMALL._replace(kv_dtype="fp8")
+    assert bound_ms(machine, fp8, Case(3, 1, 9)) == pytest.approx(3 * 10 * 2 * 20 / 1e6 * 1e3)
     # Queries that see 6 and 7 positions, two products of 8 numbers per head and pair.
     slow = replace(machine, flop_s=1e3)
-    assert bound_ms(slow, SMALL, Case(1, 2, 5), "f32") == pytest.approx(2 * 13 * 4 * 4 * 8 / 1e3 * 1e3)
+    assert bound_ms(slow, SMALL, Case(1, 2, 5)) == pytest.approx(13 * 4 * 4 * 8 / 1e3 * 1e3)
 
 
 def test_forms_take_turns_and_the_median_counts() -> None:
     case = Case(1, 1, 3)
     ticks = iter([0, 5, 10, 11, 20, 27, 30, 32, 40, 49, 50, 53])
-    chosen = {name: attend for name, attend in forms(SMALL, case, "f32").items() if name in ("xla", "padded")}
-    times = measure(SMALL, case, "f32", chosen, 3, clock=lambda: float(next(ticks)))
+    chosen = {name: attend for name, attend in forms(SMALL).items() if name in ("xla", "padded")}
+    times = measure(SMALL, LAYERS, case, chosen, 3, clock=lambda: float(next(ticks)))
     assert times == {"xla": 7000.0, "padded": 2000.0}
 
 
