@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from tqdm import tqdm
 
 from ..pallas_kernels import attention
 from ..pallas_kernels.batch import RaggedBatch
@@ -168,10 +169,13 @@ def make_inputs(shape: AttentionShape, layers: int, case: Case) -> tuple[jax.Arr
 
 
 def _fill(array: tuple[int, ...], kv_dtype: str, key: jax.Array) -> jax.Array:
-    """Finite numbers of ordinary size: any such code is one, and so is a scale of two of these bytes."""
+    """The same page everywhere, of finite numbers of ordinary size: any such code is one, and so is a scale of two of
+    these bytes."""
     if kv_dtype == "fp8":
-        return jax.random.bits(key, array, jnp.uint8) & jnp.uint8(0x3F)
-    return jax.random.normal(key, array, DTYPES[kv_dtype])
+        page = jax.random.bits(key, array[1:], jnp.uint8) & jnp.uint8(0x3F)
+    else:
+        page = jax.random.normal(key, array[1:], DTYPES[kv_dtype])
+    return jnp.broadcast_to(page, array)
 
 
 def all_layers(attend: Callable[..., jax.Array], layers: int) -> Callable[..., jax.Array]:
@@ -229,7 +233,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     machine = measure_machine(perf_counter)
     results = []
-    for case, kv_dtype in ((case, kv_dtype) for case in args.cases for kv_dtype in args.kv_dtypes):
+    work = [(case, kv_dtype) for case in args.cases for kv_dtype in args.kv_dtypes]
+    for case, kv_dtype in tqdm(work, desc="attention", unit="case", leave=False):
         shape = model.attention(kv_dtype)
         chosen = forms(shape)
         if unknown := sorted(set(args.forms or ()) - set(chosen)):

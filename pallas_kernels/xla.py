@@ -21,7 +21,7 @@ from .pages import PoolShape, gather_layer, write_kv
 DECODE_GROUP = 4
 """Decode rows per iteration: fewer pay more loop overhead, more waste work on rows of unequal length."""
 DECODE_BLOCK = 128
-"""KV tokens per iteration of a group of decodes."""
+"""KV tokens per iteration of a full group of decodes; where there are fewer rows in all, as many more."""
 CHUNK_TILE = 256
 """Query tokens per prefill tile."""
 CHUNK_BLOCK = 512
@@ -107,7 +107,7 @@ def _attend_decodes(q_thd, out, pool, layer, batch, window, soft_cap):
     tokens, heads, head_dim = q_thd.shape
     _, _, page_size, kv_heads, *_ = PoolShape.of(pool)
     size = min(DECODE_GROUP, batch.kv_lens.shape[0])
-    pages_per_block = _pages_per_block(DECODE_BLOCK, batch.page_table, page_size)
+    pages_per_block = _pages_per_block(DECODE_GROUP // size * DECODE_BLOCK, batch.page_table, page_size)
     block = pages_per_block * page_size
     table = _pad(batch.page_table, size, pages_per_block)
     row_index = jnp.arange(batch.kv_lens.shape[0])
