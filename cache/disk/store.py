@@ -35,7 +35,8 @@ __all__ = ["PageStore", "StoreError", "Stored", "classify"]
 
 _log = logging.getLogger(__name__)
 
-READ_CONCURRENCY = 4
+READ_CONCURRENCY = 3
+"""Fewer leave a cold disk waiting; more take the interpreter from each other when files are in memory (docs/log.md)."""
 WRITE_CONCURRENCY = 4
 PATIENCE_S = 60.0
 """What the calls that wait (list, describe, index) wait at most."""
