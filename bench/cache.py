@@ -29,6 +29,7 @@ from .targets import Target, targets_table
 
 OPTIONS: dict[str, type] = {
     "dtype": str,
+    "quantization": str,
     "kv_cache_dtype": str,
     "page_size": int,
     "max_num_batched_tokens": int,

@@ -14,8 +14,6 @@ from .bounds import Clock, ModelCost
 SETTLING_STEPS = 3
 """Steps before the clock runs, so that the pipeline is full."""
 
-_ITEMSIZE = {"f32": 4, "bf16": 2}
-
 
 @dataclass(frozen=True, slots=True)
 class Series:
@@ -125,10 +123,9 @@ def model_cost(llm: LLM) -> ModelCost:
     engine = llm.engine
     model = engine.model_config
     embed = model.vocab_size * model.hidden_size
-    read = model.num_parameters() - (0 if model.tie_embeddings else embed)
     layers = model.num_parameters() - embed * (1 if model.tie_embeddings else 2)
     return ModelCost(
-        weight_bytes=read * _ITEMSIZE[engine.dtype],
+        weight_bytes=engine.weight_bytes,
         kv_bytes_per_token=engine.page_bytes // engine.cache.page_size,
         matrix_parameters=layers,
         head_parameters=embed,

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -25,10 +26,13 @@ from .report import number, table, write_json
 PEERS: dict[str, Callable[[PeerTask, str], dict[str, Any]]] = {
     "transformers": transformers_peer.measure,
     "llama.cpp": llama_peer.measure,
+    "llama.cpp-f16": partial(llama_peer.measure, weights="F16"),
+    "llama.cpp-f32": partial(llama_peer.measure, weights="F32"),
 }
 OPTIONS: dict[str, type] = {
     "attention_backend": str,
     "dtype": str,
+    "quantization": str,
     "page_size": int,
     "max_num_seqs": int,
     "max_num_batched_tokens": int,

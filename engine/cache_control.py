@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ..cache.mover_stats import LATENCY_BOUNDS_MS as COPY_LATENCY_BOUNDS_MS
 from ..cache.pins import Pin, PinError, Pins
 from ..cache.radix_tree import DEVICE, HOST
+from .tree_picture import picture
 
 if TYPE_CHECKING:
     from ..cache.tier import Tier
@@ -109,7 +110,23 @@ class CacheControl:
             index
         )
 
+    def copies(self) -> dict[str, dict[str, int]]:
+        """By kind of movement: pages and bytes that have arrived (they only grow), and pages under way."""
+        if self._engine.tiers is None:
+            return {}
+        mover = self._engine.tiers.mover
+        under_way = mover.in_flight()
+        return {
+            kind: {"pages": stats.pages, "bytes": stats.bytes, "in_flight_pages": under_way[kind]}
+            for kind, stats in mover.stats.kinds.items()
+        }
+
     # In the engine's thread.
+
+    def picture(self, limit: int) -> dict[str, Any]:
+        """What `tree_picture.picture` says of the tree, in at most `limit` nodes."""
+        tiers = self._engine.tiers
+        return picture(self._cache.tiers, tiers.index if tiers is not None else None, limit)
 
     def stat(self) -> dict[str, Any]:
         """Pages, bytes and hits by tier, and what each namespace has; plain values, ready to be sent."""

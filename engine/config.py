@@ -18,6 +18,8 @@ from .schedule_policy import SCHEDULE_POLICIES
 
 DTYPES = ("auto", "f32", "bf16")
 KV_DTYPES = (*DTYPES, "fp8")
+QUANTIZATIONS = ("none", "int8")
+"""As `models.weights.loader` has them, which cannot be asked without loading jax."""
 ATTENTION_BACKENDS = ("auto", "native", "tpu", "mosaic-gpu", "triton", "xla")
 """Names of `pallas_kernels.attention.BACKENDS`, which cannot be asked without loading jax."""
 
@@ -83,9 +85,11 @@ class EngineConfig:
     served_model_name: str | None = None
     """Name in `/v1/models` and in answers; None = `model_name`."""
     dtype: str = "auto"
-    """Compute dtype of weights and activations: auto, f32 or bf16."""
+    """Dtype of weights: auto, f32 or bf16. Activations have it too, but on CPU they are f32."""
+    quantization: str = "none"
+    """Of the weights' matrices: none, or int8 (with a scale per row and 64 columns)."""
     kv_cache_dtype: str = "auto"
-    """Dtype of stored KV: auto (= compute dtype), f32, bf16, or fp8 (e4m3 with a scale per token and head)."""
+    """Dtype of stored KV: auto (= that of activations), f32, bf16, or fp8 (e4m3 with a scale per token and head)."""
     attention_backend: str = "auto"
     """Kernels of the step, a name of `ATTENTION_BACKENDS`; auto = the best for platform and model."""
     page_size: int | None = None
@@ -151,6 +155,7 @@ class EngineConfig:
             )
         object.__setattr__(self, "dtype", dtype)
         object.__setattr__(self, "kv_cache_dtype", _one_of("kv_cache_dtype", kv_dtype, KV_DTYPES))
+        _one_of("quantization", self.quantization, QUANTIZATIONS)
         _one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         _one_of("schedule_policy", self.schedule_policy, tuple(SCHEDULE_POLICIES))
         for name in ("eviction_policy", "host_eviction_policy", "disk_eviction_policy"):

@@ -15,8 +15,9 @@ from jax.sharding import SingleDeviceSharding
 
 from ..cache.device_pool import DevicePool
 from ..cache.manager import CacheManager
+from ..models.config import ModelConfig
 from ..models.source import ModelSource, resolve_model
-from ..models.transformer import Decoder, attention_shape
+from ..models.transformer import Decoder, Params, attention_shape
 from ..models.weights.loader import load_params
 from ..pallas_kernels import attention
 from ..pallas_kernels.kernels import Kernels, Target
@@ -77,13 +78,23 @@ class Engine:
             use_compile_cache(directory)
 
         dtype = platform.dtype if config.dtype == "auto" else config.dtype
-        kv_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-        self.dtype, self.kv_dtype = dtype, kv_dtype
-        params = load_params(source, source.config, dtype=dtype, stacked=platform.stacked, progress=progress)
+        activations = platform.activations or dtype
+        kv_dtype = activations if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        self.dtype, self.activations, self.kv_dtype = dtype, activations, kv_dtype
+        params = load_params(
+            source,
+            source.config,
+            dtype=dtype,
+            quantization=config.quantization,
+            stacked=platform.stacked,
+            progress=progress,
+        )
         limits = Limits(
             config.max_num_seqs or platform.max_num_seqs,
             config.max_num_batched_tokens or platform.max_num_batched_tokens,
         )
+        self.weight_bytes = _bytes_per_step(params, source.config)
+        """Of parameters, read by every step; an embedding table that is no output head is not."""
         target = device_target()
         pool = self._make_pool(config, platform, target, limits, _POOL_DTYPES[kv_dtype])
         page_size = pool.shape.page_size
@@ -96,10 +107,10 @@ class Engine:
             page_size=page_size,
             num_pages=pool.shape.pages,
         )
-        decoder = Decoder(source.config, _JAX_DTYPES[dtype], self._select_kernels(target, page_size))
+        decoder = Decoder(source.config, _JAX_DTYPES[activations], self._select_kernels(target, page_size))
         functions = StepFunctions(decoder, shapes, pool.layout, compiler_options(target))
         self.executor = JaxExecutor(params, pool, functions, shapes, source.config.vocab_size)
-        fields = identity(source, config, dtype, kv_dtype, page_size)
+        fields = identity(source, config, dtype, activations, kv_dtype, page_size)
         self.cache = CacheManager(
             pool.shape.pages,
             page_size,
@@ -125,7 +136,7 @@ class Engine:
         )
 
     def _select_kernels(self, target: Target, page_size: int) -> Kernels:
-        shape = attention_shape(self.model_config, page_size, self.dtype, self.kv_dtype)
+        shape = attention_shape(self.model_config, page_size, self.activations, self.kv_dtype)
         try:
             kernels = attention.select(target, shape, self.config.attention_backend)
         except ValueError as error:
@@ -247,6 +258,11 @@ class Engine:
                 " and one more is kept as scratch"
             )
         return DevicePool(one._replace(pages=pages), dtype, layout=layout)
+
+
+def _bytes_per_step(params: Params, model: ModelConfig) -> int:
+    read = {name: leaf for name, leaf in params.items() if name != "embed" or model.tie_embeddings}
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(read))
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:

@@ -16,6 +16,9 @@ class Platform:
     """What suits a kind of device when the config does not say."""
 
     dtype: str
+    """Of weights."""
+    activations: str | None
+    """Dtype of activations; None = that of the weights."""
     page_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -28,9 +31,9 @@ class Platform:
 
 
 PLATFORMS = {
-    # bf16 matrix products and updates are 5-10x slower than f32 here; larger chunks only delay running decodes.
-    "cpu": Platform("f32", 16, 64, 512, 0.125, 1.0, stacked=False),
-    "default": Platform("bf16", 16, 256, 2048, 0.85, 8.0, stacked=True),
+    # XLA's bf16 products and updates are 5-10x slower than f32 here; larger chunks only delay running decodes.
+    "cpu": Platform("f32", "f32", 16, 64, 512, 0.125, 1.0, stacked=False),
+    "default": Platform("bf16", None, 16, 256, 2048, 0.85, 8.0, stacked=True),
 }
 
 

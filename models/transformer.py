@@ -1,8 +1,8 @@
 """The Llama-lineage decoder as functional Flax: nnx defines the layers, plain leaves go through one jitted step.
 
 `Layer` and `Trunk` are nnx modules; `Decoder.forward` merges them with the parameters while it is traced, and scans one
-layer over all of them. Parameters are the nested dict that `weights.loader.load_params` returns; `params["layers"]` is
-either one dict of stacked leaves `[L, ...]`, or a tuple of L dicts. A scan over stacked leaves copies each layer's
+layer over all of them. Parameters are the nested dict that `weights.loader.load_params` returns, whose matrices may be of
+fewer bits than activations (`pallas_kernels.linear.Weight`); `params["layers"]` is either one dict of stacked leaves `[L, ...]`, or a tuple of L dicts. A scan over stacked leaves copies each layer's
 matrices out of the stack on XLA's CPU backend, a third more time for a decode step of one row; with a tuple the scan's
 body picks the matrix by `lax.switch`, which passes a pointer, and still compiles as one layer.
 """
@@ -18,7 +18,8 @@ from flax import nnx
 from jax import lax
 
 from ..pallas_kernels.batch import RaggedBatch
-from ..pallas_kernels.kernels import AttentionShape, Kernels, Linear
+from ..pallas_kernels.kernels import AttentionShape, Kernels
+from ..pallas_kernels.linear import take_rows
 from .config import ModelConfig
 from .rope import rope_frequencies
 
@@ -40,7 +41,7 @@ class StepTokens(NamedTuple):
 
 
 class _Block(nnx.Module):
-    """A module whose parameters come from a table of shapes."""
+    """A module whose parameters come from a table of shapes. It reads its vectors; matrices are used from outside."""
 
     def __init__(self, config: ModelConfig, shapes: dict[str, tuple[int, ...]], dtype: jnp.dtype) -> None:
         self.config = config
@@ -97,21 +98,15 @@ class Trunk(_Block):
     def __init__(self, config: ModelConfig, dtype: jnp.dtype) -> None:
         super().__init__(config, config.top_shapes(), dtype)
 
-    def embed_tokens(self, ids_t: jax.Array) -> jax.Array:
-        return self.leaf("embed")[ids_t]
-
-    def normalize(self, x_td: jax.Array) -> jax.Array:
+    def __call__(self, x_td: jax.Array) -> jax.Array:
         return rms_norm(x_td, self.leaf("final_norm"), self.config.rms_norm_eps)
-
-    def logits(self, x_sd: jax.Array, linear: Linear) -> jax.Array:
-        head = self.leaf("embed" if self.config.tie_embeddings else "lm_head")
-        return linear(x_sd, head).astype(jnp.float32)
 
 
 class Decoder:
     """The model's pure functions. Holds structure only; every array is an argument."""
 
     def __init__(self, config: ModelConfig, dtype: jnp.dtype, kernels: Kernels) -> None:
+        """dtype: of activations."""
         self.config = config
         self.dtype = dtype
         self.kernels = kernels
@@ -148,11 +143,12 @@ class Decoder:
 
         indices = jnp.arange(config.num_layers, dtype=jnp.int32)
         (x, pool), _ = lax.scan(body, (x, pool), (indices, windows, scanned))
-        return self._trunk(params).normalize(x), pool
+        trunk = nnx.merge(self._trunk_def, _fill(self._trunk_state, params))
+        return trunk(x), pool
 
     def embed(self, params: Params, ids_t: jax.Array) -> jax.Array:
         """Rows of the embedding `[T, D]`."""
-        return self._trunk(params).embed_tokens(ids_t)
+        return take_rows(params["embed"], ids_t, self.dtype)
 
     def combine(self, name: str, product_to: jax.Array) -> jax.Array:
         """What `x @ matrix.T` comes to, for the layer's matrix `name`; a decoder that holds a share adds up here."""
@@ -160,11 +156,8 @@ class Decoder:
 
     def logits(self, params: Params, hidden_sd: jax.Array) -> jax.Array:
         """f32 logits `[S, V]` of normalised hidden states `[S, D]`."""
-        return self._trunk(params).logits(hidden_sd, self.kernels.linear)
-
-    def _trunk(self, params: Params) -> Trunk:
-        leaves = {name: params[name] for name in self.config.top_shapes()}
-        return nnx.merge(self._trunk_def, _fill(self._trunk_state, leaves))
+        head = params["embed" if self.config.tie_embeddings else "lm_head"]
+        return self.kernels.linear(hidden_sd, head).astype(jnp.float32)
 
 
 def attention_shape(config: ModelConfig, page_size: int, dtype: str, kv_dtype: str) -> AttentionShape:
@@ -199,9 +192,10 @@ def _split_layers(layers: Any) -> tuple[dict[str, tuple[jax.Array, ...]], dict[s
     return matrices, vectors
 
 
-def _fill(state: nnx.State, leaves: dict[str, jax.Array]) -> nnx.State:
-    """A copy of an abstract state with these leaves in it; others stay abstract, and are not to be read."""
+def _fill(state: nnx.State, leaves: Params) -> nnx.State:
+    """A copy of an abstract state with the vectors among these leaves in it; the rest stays abstract, and is not read."""
     filled = jax.tree.map(lambda leaf: leaf, state)
-    for name, leaf in leaves.items():
-        filled[name] = filled[name].replace(leaf)
+    for name in filled:
+        if name in leaves and leaves[name].ndim == 1:
+            filled[name] = filled[name].replace(leaves[name])
     return filled

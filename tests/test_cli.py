@@ -81,6 +81,7 @@ ALIASES = [
     (["--served-model-name", "n"], {"served_model_name": "n"}),
     (["--dtype", "bf16"], {"dtype": "bf16"}),
     (["--dtype", "float32"], {"dtype": "f32"}),
+    (["--quantization", "int8"], {"quantization": "int8"}),
     (["--kv-cache-dtype", "auto"], {"kv_cache_dtype": "auto"}),
     (["--kv-cache-dtype", "bfloat16"], {"kv_cache_dtype": "bf16"}),
     (["--kv-cache-dtype", "fp8_e4m3"], {"kv_cache_dtype": "fp8"}),

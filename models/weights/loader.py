@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from ...pallas_kernels.linear import GROUP, QuantizedMatrix, Weight, quantize
 from ..config import ModelConfig
 from ..errors import ModelError
 from .gguf import GGUFFile
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ..source import ModelSource
 
 Dtype = Literal["f32", "bf16"]
+QUANTIZATIONS = ("none", "int8")
 Params = dict[str, Any]
 _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
 
@@ -47,29 +49,51 @@ def load_params(
     config: ModelConfig,
     *,
     dtype: str = "f32",
+    quantization: str = "none",
     stacked: bool,
     progress: bool = False,
     shardings: Any = None,
 ) -> Params:
-    """The model's parameters as jax arrays of one type (`"f32"` or `"bf16"`).
+    """The model's parameters as jax arrays of one type (`"f32"` or `"bf16"`); with quantization `"int8"`, matrices are
+    `QuantizedMatrix` instead, made one by one as they are read.
 
     Returns `{"embed": [V, D], "final_norm": [D], "lm_head": [V, D] if untied, "layers": …}`, where `layers` is a
     dict of name -> `[L, …]` when `stacked`, else a tuple of L dicts of name -> `[…]`, with the names and shapes of
     `config.layer_shapes()`. `shardings` is a tree of the same form with a `jax.sharding.Sharding` (or None) for each
-    array. Every array owns its memory. Host memory peaks at the model plus about its largest array.
+    array; a quantised matrix cannot have one. Every array owns its memory. Host memory peaks at the model plus about its largest array.
 
     Raises `ModelError` that lists all missing, unexpected and misshapen tensors at once.
     """
+    if quantization not in QUANTIZATIONS:
+        raise ModelError(f"unknown quantization {quantization!r}; supported: {', '.join(QUANTIZATIONS)}")
+    quantized = quantization != "none"
+    if quantized and shardings is not None:
+        raise ModelError("quantised weights cannot be split over devices yet")
     if source.kind == "orbax":
         from .orbax import restore_params
 
-        return restore_params(source.path, config, dtype=dtype, stacked=stacked, shardings=shardings)
+        params = restore_params(source.path, config, dtype=dtype, stacked=stacked, shardings=shardings)
+        return quantize_params(params) if quantized else params
     target = numpy_dtype(dtype)
     with _open_weights(source, config) as weights:
         plan = check_weights(weights.shapes(), config, source.kind, where=str(source.path))
         with tqdm(total=len(plan), desc="loading weights", unit="tensor", disable=not progress) as bar:
-            build = _Builder(weights, target, bar)
+            build = _Builder(weights, target, quantized, bar)
             return _load_stacked(plan, build, shardings) if stacked else _load_layers(plan, build, shardings)
+
+
+def quantize_params(params: Params) -> Params:
+    """Parameters as `load_params` gives them, with their matrices quantised; takes them out of `params` one by one, so
+    that no more than one is there twice."""
+
+    def each(leaves: Params, vector_ndim: int) -> Params:
+        taken = ((name, leaves.pop(name)) for name in list(leaves))
+        return {name: leaf if leaf.ndim == vector_ndim else _quantize(leaf) for name, leaf in taken}
+
+    layers = params.pop("layers")
+    stacked = not isinstance(layers, tuple)
+    done = each(layers, 2) if stacked else tuple(each(leaves, 1) for leaves in layers)
+    return each(params, 1) | {"layers": done}
 
 
 def check_weights(
@@ -123,25 +147,46 @@ def _open_weights(source: ModelSource, config: ModelConfig) -> AbstractContextMa
     return nullcontext(_LlamaGGUF(file, config) if config.family == "llama" else file)
 
 
+_quantize = jax.jit(quantize)
+
+
 class _Builder:
     """Reads the parts of a parameter, in the target type, into host memory that goes over to jax."""
 
-    def __init__(self, weights: Weights, dtype: np.dtype[Any], bar: tqdm[Any]) -> None:
+    def __init__(self, weights: Weights, dtype: np.dtype[Any], quantized: bool, bar: tqdm[Any]) -> None:
         self._weights = weights
         self._dtype = dtype
+        self._quantized = quantized
         self._bar = bar
         self._memory = HostMemory()
 
-    def array(self, parameter: Parameter, sharding: Any) -> jax.Array:
-        buffer = self._memory.empty(parameter.shape, self._dtype)
-        self._fill(buffer, parameter)
-        return jax.device_put(buffer, sharding)
+    def array(self, parameter: Parameter, sharding: Any) -> Weight:
+        return self._build([parameter], (), sharding)
 
-    def stack(self, layers: list[Parameter], sharding: Any) -> jax.Array:
-        buffer = self._memory.empty((len(layers), *layers[0].shape), self._dtype)
-        for row, parameter in zip(buffer, layers, strict=True):
+    def stack(self, layers: list[Parameter], sharding: Any) -> Weight:
+        return self._build(layers, (len(layers),), sharding)
+
+    def _build(self, parameters: list[Parameter], before: tuple[int, ...], sharding: Any) -> Weight:
+        """Parameters of one shape, side by side along the axes `before`."""
+        shape = parameters[0].shape
+        if self._quantized and len(shape) == 2:
+            return self._build_quantized(parameters, before)
+        buffer = self._memory.empty((*before, *shape), self._dtype)
+        for row, parameter in zip(buffer.reshape(-1, *shape), parameters, strict=True):
             self._fill(row, parameter)
         return jax.device_put(buffer, sharding)
+
+    def _build_quantized(self, parameters: list[Parameter], before: tuple[int, ...]) -> QuantizedMatrix:
+        rows, columns = parameters[0].shape
+        groups = -(-columns // GROUP)
+        codes = self._memory.empty((*before, rows, columns), np.dtype(np.int8))
+        scales = self._memory.empty((*before, rows, groups), np.dtype(np.float32))
+        places = zip(codes.reshape(-1, rows, columns), scales.reshape(-1, rows, groups), strict=True)
+        for (own_codes, own_scales), parameter in zip(places, parameters, strict=True):
+            whole = np.empty((rows, columns), np.float32)
+            self._fill(whole, parameter)
+            own_codes[...], own_scales[...] = _quantize(whole)
+        return QuantizedMatrix(jax.device_put(codes), jax.device_put(scales))
 
     def _fill(self, buffer: NDArray[Any], parameter: Parameter) -> None:
         start = 0

@@ -1,4 +1,4 @@
-"""Perplexity by dtype of KV: against the plain model, through the page pool in chunks, and the command's table."""
+"""Perplexity by dtype of weights and of KV: against the plain model, through the page pool in chunks, and the command's table."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from helpers.plain_forward import plain_logprobs
 from helpers.tiny_text_model import write_tiny_text_model
-from tierax.bench.perplexity import CHUNK, PAGE_SIZE, main, measure
+from tierax.bench.perplexity import CHUNK, FORMATS, PAGE_SIZE, Format, main, measure
 from tierax.engine.engine import load_tokenizer
 from tierax.models.source import resolve_model
 from tierax.models.weights.loader import load_params
@@ -26,7 +26,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_f32_is_the_plain_model_and_eight_bits_differ_a_little(model: Path) -> None:
-    predicted, (f32, fp8) = measure(str(model), TEXT, ("f32", "fp8"))
+    formats = [Format("f32", "f32"), Format("f32", "fp8"), Format("bf16", "f32"), Format("int8", "f32")]
+    predicted, (f32, fp8, bf16, int8) = measure(str(model), TEXT, formats)
     source = resolve_model(str(model))
     tokenizer = load_tokenizer(source)
     ids = tokenizer.encode(TEXT, add_bos=tokenizer.add_bos)
@@ -37,9 +38,11 @@ def test_f32_is_the_plain_model_and_eight_bits_differ_a_little(model: Path) -> N
     plain = plain_logprobs(params, source.config, ids, range(predicted)).astype(np.float64)
     expected = plain[np.arange(predicted), ids[1:]]
     np.testing.assert_allclose(f32.perplexity, np.exp(-expected.mean()), rtol=1e-4)
-    assert (f32.change, f32.mean_difference) == (0, 0)
-    assert 1e-6 < fp8.mean_difference < 0.15
-    assert abs(fp8.change) < 0.02
+    assert (f32.change, f32.mean_difference, f32.agreement) == (0, 0, 1)
+    for fewer_bits in (fp8, bf16, int8):
+        assert 1e-6 < fewer_bits.mean_difference < 0.15
+        assert abs(fewer_bits.change) < 0.02
+        assert 0.9 < fewer_bits.agreement <= 1
     # A head of f32 takes 4 bytes a value; 8-bit KV one byte, and two scales of two bytes.
     config = source.config
     assert f32.kv_bytes_per_token == config.kv_bytes_per_token(4)
@@ -53,7 +56,7 @@ def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["--model", str(model), "--tokens", "30", "--json", str(report)]) == 0
     found = json.loads(report.read_text())
     assert found["tokens"] == 29
-    assert [row["kv_dtype"] for row in found["rows"]] == ["f32", "bf16", "fp8"]
+    assert [(row["weights"], row["kv"]) for row in found["rows"]] == list(FORMATS)
     with pytest.raises(SystemExit, match="1"):
         main(["--model", str(model), "--text", str(tmp_path / "no such file")])
     with pytest.raises(SystemExit, match="1"):

@@ -59,14 +59,15 @@ def test_steps_keep_the_order_and_compile_once() -> None:
 
     counter = CompileCounter(stats := EngineStats())
     try:
-        compiled = []
+        made = []
         for _ in range(2):
             for _ in executor.warm_up():
                 assert _order(pool) == order
-            compiled.append(stats.compiles)
+            # An engine that ran before in this process may have left its compile cache in use.
+            made.append(stats.compiles + stats.loaded_programs)
     finally:
         counter.close()
-    assert compiled[1] == compiled[0] > 0
+    assert made[1] == made[0] > 0
     list(pool.warm_up())
     assert _order(pool) == order
     executor.reset()

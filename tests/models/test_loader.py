@@ -17,6 +17,8 @@ from helpers.tiny_models import TINY_MODELS, tiny_config, tiny_tensors, write_ti
 from tierax.models.errors import ModelError
 from tierax.models.source import resolve_model
 from tierax.models.weights.loader import Params, load_params
+from tierax.models.weights.orbax import convert
+from tierax.pallas_kernels.linear import GROUP, dequantize
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -116,6 +118,50 @@ def test_bf16_is_rounded_from_the_file(tmp_path: Path) -> None:
     source = resolve_model(tmp_path)
     with pytest.raises(ModelError, match="unknown weight type 'int3'"):
         load_params(source, source.config, dtype="int3", stacked=True)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+@pytest.mark.parametrize("family", ["llama3", "qwen2"])
+def test_int8_matrices_are_made_of_the_f32_ones(family: str, stacked: bool, tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path, family)
+    source = resolve_model(tmp_path)
+    exact = load(tmp_path, stacked=stacked)
+    found = load_params(source, source.config, quantization="int8", stacked=stacked)
+    converted = tmp_path / "converted"
+    convert(source, converted, dtype="f32")
+    again = resolve_model(converted)
+    restored = load_params(again, again.config, quantization="int8", stacked=stacked)
+    jax.tree.map(np.testing.assert_array_equal, restored, found)
+
+    def compare(exact: Params, found: Params, vector_ndim: int) -> None:
+        assert set(exact) == set(found)
+        for name, leaf in exact.items():
+            if leaf.ndim == vector_ndim:
+                np.testing.assert_array_equal(found[name], leaf)
+            else:
+                assert found[name].codes.dtype == np.int8
+                assert found[name].shape == leaf.shape
+                off = np.abs(dequantize(found[name]) - leaf)
+                # Half a step of the group's scale, and rounding.
+                most = np.repeat(np.asarray(found[name].scales), GROUP, -1)[..., : leaf.shape[-1]] * 0.5001
+                assert (off <= most).all()
+
+    own, layers = exact.pop("layers"), found.pop("layers")
+    compare(exact, found, 1)
+    if stacked:
+        compare(own, layers, 2)
+    else:
+        for one, other in zip(own, layers, strict=True):
+            compare(one, other, 1)
+
+
+def test_what_cannot_be_quantized_is_refused(tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path, "llama3")
+    source = resolve_model(tmp_path)
+    with pytest.raises(ModelError, match="unknown quantization 'int4'; supported: none, int8"):
+        load_params(source, source.config, quantization="int4", stacked=True)
+    with pytest.raises(ModelError, match="cannot be split over devices"):
+        load_params(source, source.config, quantization="int8", stacked=True, shardings={})
 
 
 @pytest.mark.parametrize("stored", [np.float16, np.float64, ml_dtypes.bfloat16])

@@ -8,7 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ..engine.config import DTYPES, KV_DTYPES, POLICIES, WRITE_POLICIES, ConfigError, EngineConfig, parse_size
+from ..engine.config import (
+    DTYPES,
+    KV_DTYPES,
+    POLICIES,
+    QUANTIZATIONS,
+    WRITE_POLICIES,
+    ConfigError,
+    EngineConfig,
+    parse_size,
+)
 from ..serving.config import LOG_LEVELS, ServerConfig
 from .errors import UsageError
 
@@ -93,7 +102,8 @@ ENGINE_OPTIONS = (
         ("--model-path", "--model"),
         "a Hugging Face directory, a .gguf file, an Orbax checkpoint, or demo",
     ),
-    Option("dtype", ("--dtype",), f"compute dtype: {', '.join(DTYPES)}"),
+    Option("dtype", ("--dtype",), f"dtype of weights: {', '.join(DTYPES)}"),
+    Option("quantization", ("--quantization",), f"of the weights' matrices: {', '.join(QUANTIZATIONS)}"),
     Option(
         "kv_cache_dtype",
         ("--kv-cache-dtype",),
