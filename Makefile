@@ -6,13 +6,17 @@ ARGS ?=
 VENV := .venv
 NATIVE := $(wildcard pallas_kernels/cpu/*.cc pallas_kernels/cpu/*.h pallas_kernels/cpu/build.py)
 BIN := $(VENV)/bin
+# What depends on the kernels that are chosen; the rest would only run twice.
+WITHOUT_NATIVE := tests/pallas_kernels/test_attention.py tests/models/test_transformer.py $(addprefix tests/engine/test_,\
+	executor.py golden.py invisible.py random_mixes.py fp8.py weight_formats.py tiers.py llm.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-all test-cpu-kernels test-tpu-aot test-gpu-aot check bench dev clean
+.PHONY: help serve test test-without-native test-all test-cpu-kernels test-tpu-aot test-gpu-aot check bench dev clean
 
 help:
 	@echo "make serve     serve the demo model on port $(PORT)   (PORT=, MODEL=, ARGS=...)"
 	@echo "make test      run the tests                          (ARGS=... for pytest)"
+	@echo "make test-without-native  run those of models and steps as where no compiler was"
 	@echo "make test-all  run the slow ones too"
 	@echo "make test-tpu-aot, test-gpu-aot   compile whole steps for TPUs and GPUs that are not here (10 to 60 minutes)"
 	@echo "make test-cpu-kernels             run the same shapes on this CPU; all three renew docs/platforms.md"
@@ -28,6 +32,9 @@ test: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	scripts/test $(ARGS)
+
+test-without-native: $(VENV)/.dev
+	scripts/test -m "not slow" --without-native $(WITHOUT_NATIVE) $(ARGS)
 
 test-cpu-kernels: $(VENV)/.dev
 	scripts/test tests/aot/cpu $(ARGS)
