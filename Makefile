@@ -8,7 +8,7 @@ NATIVE := $(wildcard pallas_kernels/cpu/*.cc pallas_kernels/cpu/*.h pallas_kerne
 BIN := $(VENV)/bin
 # What depends on the kernels that are chosen; the rest would only run twice.
 WITHOUT_NATIVE := tests/pallas_kernels/test_attention.py tests/models/test_transformer.py $(addprefix tests/engine/test_,\
-	executor.py golden.py invisible.py random_mixes.py fp8.py weight_formats.py tiers.py llm.py)
+	executor.py golden.py invisible.py fp8.py weight_formats.py)
 
 .DEFAULT_GOAL := help
 .PHONY: help serve test test-without-native test-all test-cpu-kernels test-tpu-aot test-gpu-aot check bench dev clean
