@@ -10,6 +10,7 @@ What must run in order for the sake of a row or a key is `CopyOrder`'s business;
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -205,6 +206,13 @@ class TierMover:
     def read_backlog_bytes(self) -> int:
         """Bytes of pages to be read that have no outcome yet."""
         return self._books.pending["read"] * self._page_bytes
+
+    def in_flight(self) -> Counter[str]:
+        """Pages that have no outcome yet, by kind; a glance that waits for nobody."""
+        found: Counter[str] = Counter()
+        for move in list(self._books.tickets):
+            found[move.kind] += move.outcomes.count(None)
+        return found
 
     def bytes_held(self) -> int:
         """Bytes of memory for pages on their way, the host pool left out: staging, and records read and to be written."""

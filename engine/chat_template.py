@@ -28,13 +28,20 @@ class ChatTemplate:
         bos_token: str | None,
         eos_token: str | None,
         *,
+        tool_use: str | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """`now` is the clock behind the template function `strftime_now`. Raises `TemplateError` for bad syntax."""
+        """`tool_use`: the source for conversations with tools, of models that have one of its own.
+
+        `now` is the clock behind the template function `strftime_now`. Raises `TemplateError` for bad syntax.
+        """
+        self._with_tools = ChatTemplate(tool_use, bos_token, eos_token, now=now) if tool_use else None
         try:
             self._template = Sandbox(now).compile_bounded(source)
         except jinja2.TemplateSyntaxError as e:
             raise TemplateError(f"the chat template is not valid Jinja (line {e.lineno}): {e.message}") from e
+        self.source = f"{source}\n{tool_use}" if tool_use else source
+        """What all of it was made of, to look for words in."""
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         takes_text = self._shows("probe")
         self._takes_parts = self._shows([_text_part("probe")])
@@ -57,6 +64,14 @@ class ChatTemplate:
         completed, and excludes `add_generation_prompt`. `kwargs` are further variables of the template.
         Raises `TemplateError` with the template's words, or naming the message at fault.
         """
+        if tools and self._with_tools is not None:
+            return self._with_tools.render(
+                messages,
+                tools=tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **kwargs,
+            )
         if reserved := RESERVED & kwargs.keys():
             raise TemplateError(f"{', '.join(sorted(reserved))} cannot be set as a template variable")
         if not messages:

@@ -29,6 +29,7 @@ from .jax_executor import JaxExecutor
 from .loop import EngineLoop
 from .platform import PLATFORMS, Platform, compiler_options, device_memory, device_target, pool_pages
 from .prefetch_policy import PrefetchPolicy
+from .reading import MeanHidden, PromptScores, Reading
 from .request import Delta, Request, SamplingParams
 from .schedule_policy import SCHEDULE_POLICIES
 from .scheduler import Limits
@@ -207,6 +208,11 @@ class Engine:
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             stop_ids |= self.end_ids
+
+        def reading() -> Reading | None:
+            top = params.prompt_logprobs
+            return None if top is None else PromptScores(len(prompt_ids) - 1, top)
+
         return [
             Request(
                 id=f"{request_id}-{index}",
@@ -220,10 +226,47 @@ class Engine:
                 priority=priority,
                 prefetch=prefetch,
                 text=IncrementalText.of(self.tokenizer, params, continues=continues),
+                reading=reading(),
                 on_delta=on_delta,
             )
             for index in range(params.n)
         ]
+
+    def make_embedding(
+        self,
+        prompt_ids: list[int],
+        *,
+        request_id: str,
+        namespace: bytes = b"",
+        priority: int = 0,
+        on_delta: Callable[[Delta], None] | None = None,
+    ) -> Request:
+        """A request that generates nothing; once it has ended, its `reading` has the prompt's embedding.
+
+        Raises `ParameterError` for a prompt that cannot be computed.
+        """
+        params = SamplingParams(max_tokens=0)
+        max_total = check_prompt(
+            prompt_ids,
+            vocab_size=self.model_config.vocab_size,
+            context_length=self.context_length,
+            capacity_tokens=self.cache.capacity_tokens,
+            params=params,
+            param="input",
+        )
+        return Request(
+            id=request_id,
+            tokens=array("i", prompt_ids),
+            num_prompt=len(prompt_ids),
+            params=params,
+            seed=0,
+            stop_ids=frozenset(),
+            max_total=max_total,
+            namespace=namespace,
+            priority=priority,
+            reading=MeanHidden(len(prompt_ids)),
+            on_delta=on_delta,
+        )
 
     def close(self, drain_timeout: float = 10.0) -> None:
         """Lets writes to the disk end within `drain_timeout` seconds, and lets go of process-wide hooks; of no use
@@ -271,9 +314,11 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
 
 
 def _chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
-    if tokenizer.chat_template is None:
+    tool_use = tokenizer.chat_templates.get("tool_use")
+    source = tokenizer.chat_template or tool_use
+    if source is None:
         return None
-    return ChatTemplate(tokenizer.chat_template, tokenizer.bos_token or "", tokenizer.eos_token or "")
+    return ChatTemplate(source, tokenizer.bos_token or "", tokenizer.eos_token or "", tool_use=tool_use)
 
 
 def _context_length(config: EngineConfig, source: ModelSource) -> int:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -18,9 +16,9 @@ from tqdm import tqdm
 from .chat_template import TemplateError
 from .config import EngineConfig
 from .engine import Engine
+from .offline import Batch, Embed, Output
 from .prefetch_policy import PrefetchPolicy
-from .request import Delta, FinishReason, Request, SamplingParams, TokenLogprob
-from .thread import BLOCKED_WAIT, DRAIN_TIMEOUT
+from .request import SamplingParams
 from .validate import ParameterError, check_messages, check_sampling
 
 Prompt = str | Sequence[int]
@@ -29,65 +27,6 @@ Conversation = Sequence[Mapping[str, Any]]
 """Messages with a role and a content."""
 Progress = bool | type[tqdm]
 """True: a bar where stderr is a terminal; a tqdm class (`tqdm.notebook.tqdm`): that one, always; False: none."""
-
-WINDOW = 256
-"""Choices handed to the engine's loop at a time; more would only be waiting there."""
-
-
-@dataclass(slots=True)
-class Choice:
-    """One answer to a prompt."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    """Without the end token that may have ended the answer."""
-    finish_reason: FinishReason | None = None
-    """`stop`, `length`, or `error`."""
-    logprobs: list[TokenLogprob] | None = None
-    """One per token of `token_ids`, if they were asked for."""
-
-    def add(self, delta: Delta) -> None:
-        """Appends what a step brought."""
-        ended = delta.finish_reason == "stop" and delta.token_ids[-1] in delta.request.stop_ids
-        self.token_ids += delta.token_ids[:-1] if ended else delta.token_ids
-        self.text += delta.text
-        self.finish_reason = delta.finish_reason
-        if self.logprobs is not None:
-            self.logprobs += delta.logprobs
-
-
-@dataclass(slots=True)
-class Output:
-    """What became of one prompt. `text`, `token_ids`, `logprobs` and `finish_reason` are those of the first choice."""
-
-    prompt_token_ids: list[int]
-    """Empty when the prompt could not be turned into tokens."""
-    choices: list[Choice]
-    """As many as `SamplingParams.n`; a single empty one if the item was refused."""
-    cached_tokens: int = 0
-    """Prompt tokens that were not computed for this prompt."""
-    cached_by_tier: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("device", "host", "disk"), 0)
-    )
-    """`cached_tokens` by where the pages were when the prompt arrived."""
-    error: str | None = None
-    """Why there is no (whole) answer; None when all went well."""
-
-    @property
-    def text(self) -> str:
-        return self.choices[0].text
-
-    @property
-    def token_ids(self) -> list[int]:
-        return self.choices[0].token_ids
-
-    @property
-    def logprobs(self) -> list[TokenLogprob] | None:
-        return self.choices[0].logprobs
-
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        return self.choices[0].finish_reason
 
 
 class LLM:
@@ -161,10 +100,18 @@ class LLM:
         (None: as the engine's config does). Returns one output per prompt, in order.
         Raises `ParameterError` for parameters for all that are out of range, and for a wrong number of them.
         """
-        single = isinstance(prompts, str) or (len(prompts) > 0 and all(type(p) is int for p in prompts))
-        items = [prompts] if single else list(prompts)
-        encoders = [partial(self._encode, item) for item in items]
-        return self._run(encoders, sampling_params, prefetch_policy, use_tqdm)
+        encoders = self._encoders(prompts)
+        params = self._params_for(len(encoders), sampling_params)
+        return self._run(encoders, params, prefetch_policy, use_tqdm)
+
+    def embed(self, prompts: Prompt | Sequence[Prompt], *, use_tqdm: Progress = True) -> list[Output]:
+        """`Output.embedding` of each prompt: the mean of the model's last hidden states over the prompt's tokens, scaled
+        to length 1. Prompts as for `generate`.
+
+        A model that was not trained for embeddings gives ones of modest quality.
+        """
+        encoders = self._encoders(prompts)
+        return self._run(encoders, [Embed()] * len(encoders), None, use_tqdm)
 
     def chat(
         self,
@@ -197,7 +144,13 @@ class LLM:
         }
         items = [messages] if single else list(messages)
         encoders = [partial(self._encode_chat, item, variables) for item in items]
-        return self._run(encoders, sampling_params, prefetch_policy, use_tqdm)
+        params = self._params_for(len(encoders), sampling_params)
+        return self._run(encoders, params, prefetch_policy, use_tqdm)
+
+    def _encoders(self, prompts: Prompt | Sequence[Prompt]) -> list[Callable[[], list[int]]]:
+        single = isinstance(prompts, str) or (len(prompts) > 0 and all(type(p) is int for p in prompts))
+        items = [prompts] if single else list(prompts)
+        return [partial(self._encode, item) for item in items]
 
     def _encode(self, prompt: object) -> list[int]:
         tokenizer = self.engine.tokenizer
@@ -223,11 +176,10 @@ class LLM:
     def _run(
         self,
         encoders: list[Callable[[], list[int]]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        params: Sequence[SamplingParams | Embed],
         prefetch_policy: str | None,
         use_tqdm: Progress,
     ) -> list[Output]:
-        params = self._params_for(len(encoders), sampling_params)
         prefetch = _prefetch(prefetch_policy)
         # tqdm: disable=None means where stderr is no terminal.
         bar_class, hidden = (
@@ -239,7 +191,7 @@ class LLM:
             bar_class(total=len(encoders), unit="prompt", disable=hidden, miniters=0) as bar,
         ):
             self._calls += 1
-            batch = _Batch(self.engine, f"llm-{self._calls}", bar, prefetch)
+            batch = Batch(self.engine, f"llm-{self._calls}", bar, prefetch)
             return batch.run(encoders, params, interrupted)
 
     def _params_for(
@@ -255,112 +207,6 @@ class LLM:
                 f"sampling_params has {len(given)} entries for {count} prompts; give one, or one for each",
             )
         return list(given)
-
-
-class _Batch:
-    """One call's items on their way through the engine's loop."""
-
-    def __init__(self, engine: Engine, name: str, bar: tqdm, prefetch: PrefetchPolicy | None) -> None:
-        self._engine = engine
-        self._name = name
-        self._bar = bar
-        self._prefetch = prefetch
-        self._outputs: list[Output] = []
-        self._open: dict[str, tuple[Output, Choice]] = {}
-        self._started = engine.clock()
-        self._prompt_tokens = self._cached_tokens = self._tokens = 0
-
-    def run(
-        self,
-        encoders: Sequence[Callable[[], list[int]]],
-        params: Sequence[SamplingParams],
-        interrupted: Callable[[], bool],
-    ) -> list[Output]:
-        """The outputs in order. However it is left, none of its requests stays in the loop."""
-        loop = self._engine.loop
-        items = zip(encoders, params, strict=True)
-        more = True
-        try:
-            while more or self._open:
-                while more and len(self._open) < WINDOW:
-                    item = next(items, None)
-                    more = item is not None
-                    if item is not None:
-                        self._add(*item)
-                if not loop.idle and not loop.step():
-                    time.sleep(BLOCKED_WAIT)
-                self._show()
-                if interrupted():
-                    raise KeyboardInterrupt
-        finally:
-            for request_id in list(self._open):
-                loop.abort(request_id)
-            self._wind_up()
-        return self._outputs
-
-    def _wind_up(self) -> None:
-        """Lets the device end what it has begun, and the disk its writes: a script need not close its LLM to keep them.
-
-        That has a bound, since a disk may have stalled.
-        """
-        loop, clock = self._engine.loop, self._engine.clock
-        while loop.step():
-            pass
-        deadline = clock() + DRAIN_TIMEOUT
-        while not loop.idle and clock() < deadline:
-            if not loop.step():
-                time.sleep(BLOCKED_WAIT)
-
-    def _add(self, encode: Callable[[], list[int]], params: SamplingParams) -> None:
-        ids: list[int] = []
-        try:
-            ids = encode()
-            requests = self._make_requests(ids, params)
-        except ValueError as error:
-            self._outputs.append(Output(ids, [Choice(finish_reason="error")], error=str(error)))
-            self._bar.update()
-            return
-        wanted = params.logprobs is not None
-        output = Output(ids, [Choice(logprobs=[] if wanted else None) for _ in requests])
-        self._outputs.append(output)
-        for request, choice in zip(requests, output.choices, strict=True):
-            self._open[request.id] = output, choice
-            self._engine.loop.add(request)
-
-    def _make_requests(self, ids: list[int], params: SamplingParams) -> list[Request]:
-        if not isinstance(params, SamplingParams):
-            raise ParameterError(
-                "sampling_params", f"a SamplingParams is expected, not {type(params).__name__}"
-            )
-        request_id = f"{self._name}-{len(self._outputs)}"
-        return self._engine.make_requests(
-            ids, params, request_id=request_id, prefetch=self._prefetch, on_delta=self._on_delta
-        )
-
-    def _on_delta(self, delta: Delta) -> None:
-        request = delta.request
-        output, choice = self._open[request.id]
-        choice.add(delta)
-        self._tokens += len(delta.token_ids)
-        if delta.finish_reason is None:
-            return
-        del self._open[request.id]
-        output.error = output.error or delta.error
-        if choice is output.choices[0]:
-            output.cached_tokens = request.cached_tokens
-            output.cached_by_tier = request.cached_by_tier
-            self._prompt_tokens += request.num_prompt
-            self._cached_tokens += request.cached_tokens
-        if delta.finish_reason != "abort" and all(c.finish_reason is not None for c in output.choices):
-            self._bar.update()
-
-    def _show(self) -> None:
-        """Output tokens per second and the cached share of the finished prompts, beside the bar."""
-        seconds = self._engine.clock() - self._started
-        rate = self._tokens / seconds if seconds > 0 else 0.0
-        cached = self._cached_tokens / max(1, self._prompt_tokens)
-        self._bar.set_postfix_str(f"{rate:.1f} tok/s, {cached:.0%} cached", refresh=False)
-        self._bar.update(0)
 
 
 def _prefetch(text: str | None) -> PrefetchPolicy | None:

@@ -61,10 +61,11 @@ class EngineLoop:
         if request.id in self._requests:
             raise ValueError(f"request id {request.id!r} is in use")
         now = self._clock()
-        request.arrival = now
+        request.arrival = request.waiting_since = now
         self._cache.tiers.expire(now)
         self._requests[request.id] = request
-        self._transfers.start(request, now)
+        if request.reading is None:
+            self._transfers.start(request, now)
         self.scheduler.add(request)
         self.stats.waiting = len(self.scheduler.waiting)
 
@@ -122,7 +123,7 @@ class EngineLoop:
         plan = self._in_flight[0]
         started = self._clock()
         try:
-            sampled = self._executor.collect()
+            collected = self._executor.collect()
         except Exception as error:
             self._fail(error)
             return
@@ -133,11 +134,20 @@ class EngineLoop:
             self._transfers.prefilled(plan.num_tokens, now - self._busy_since, now)
         self.stats.device_busy_seconds += now - self._busy_since
         self._busy_since = now
+        for row, part in zip([row for row in plan.rows if row.read], collected.read, strict=True):
+            assert row.request.reading is not None
+            # Each reading gets the parts of its own kind.
+            row.request.reading.add(part)  # pyright: ignore[reportArgumentType]
         rows = [row for row in plan.rows if row.sample]
-        for row, token in zip(rows, sampled, strict=True):
+        for row, token in zip(rows, collected.sampled, strict=True):
             row.request.in_flight -= 1
             if row.request.status is not Status.FINISHED:
                 self._accept(row.request, token, now)
+        for row in plan.rows:
+            request = row.request
+            ends = not request.generates and row.start + row.count == request.num_prompt
+            if ends and request.status is not Status.FINISHED:
+                self._finish(request, "length", Delta(request, [], "", []))
 
     def _accept(self, request: Request, sampled: Sampled, now: float) -> None:
         """Adds a token to its request, and ends the request if the token says so."""
@@ -147,13 +157,15 @@ class EngineLoop:
             request.first_token = now
         delta = Delta(request, [sampled.token_id], "", [])
         reason: FinishReason | None = None
-        if sampled.token_id in request.stop_ids and request.num_output > request.params.min_tokens:
-            # The end token is no part of the answer: it has neither text nor log-probs.
+        ended = sampled.token_id in request.stop_ids and request.num_output > request.params.min_tokens
+        # The end token is no part of the answer: it has neither text nor log-probs. But those who score a prompt count
+        # on one entry for each token.
+        if request.params.logprobs is not None and not (ended and request.reading is None):
+            top = sampled.top[: request.params.logprobs]
+            delta.logprobs.append(TokenLogprob(sampled.token_id, sampled.logprob, top))
+        if ended:
             reason = "stop"
         else:
-            if request.params.logprobs is not None:
-                top = sampled.top[: request.params.logprobs]
-                delta.logprobs.append(TokenLogprob(sampled.token_id, sampled.logprob, top))
             stopped = False
             if request.text is not None:
                 delta.text, stopped = request.text.append(sampled.token_id)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
+from .reading import ReadPart
 from .request import Request
 
 
@@ -12,13 +13,15 @@ from .request import Request
 class Row:
     """One request's share of a step: positions `[start, start + count)` are computed.
 
-    `sample` rows end at the request's last known (or in-flight) token and yield one new token.
+    `sample` rows end at the request's last known (or in-flight) token and yield one new token. `read` are the positions
+    that the request's reading wants of this row.
     """
 
     request: Request
     start: int
     count: int
     sample: bool
+    read: range = range(0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,15 @@ class Sampled:
     top: tuple[tuple[int, float], ...] = ()
 
 
+class Collected(NamedTuple):
+    """What a step brought."""
+
+    sampled: list[Sampled]
+    """One entry per `sample` row, in the order of `StepPlan.rows`."""
+    read: list[ReadPart]
+    """One entry per row with something to read, in that order."""
+
+
 class Executor(Protocol):
     """A device that runs plans strictly in the order of submission."""
 
@@ -58,8 +70,8 @@ class Executor(Protocol):
         """Starts a step and returns at once. Page tables and tokens are read before it returns."""
         ...
 
-    def collect(self) -> list[Sampled]:
-        """Waits for the oldest step; one entry per `sample` row, in the order of `plan.rows`."""
+    def collect(self) -> Collected:
+        """Waits for the oldest step."""
         ...
 
     def reset(self) -> None:

@@ -6,10 +6,13 @@ import enum
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..cache.manager import Lease
 from .prefetch_policy import PrefetchPolicy
+
+if TYPE_CHECKING:
+    from .reading import Reading
 
 FinishReason = str
 """`stop` (end token or stop string), `length`, `abort`, or `error`."""
@@ -39,19 +42,25 @@ class SamplingParams:
     stop_token_ids: list[int] = field(default_factory=list)
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    shown_special_ids: frozenset[int] = frozenset()
+    """Special tokens that the text shows although it skips the others."""
     ignore_eos: bool = False
     logprobs: int | None = None
     """None: no log-probs; k: the chosen token's and the k likeliest ones', of the raw model distribution."""
+    prompt_logprobs: int | None = None
+    """The same of the prompt's tokens but for the first. Such a prompt is computed in full, whatever is cached."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probs at one generated position."""
+    """Log-probs at one position, generated or of a prompt."""
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...]
     """`(token id, log-prob)`, likeliest first; as many as were asked for."""
+    rank: int | None = None
+    """Place of the token among all by likelihood, from 1; known for prompts only."""
 
 
 @dataclass(slots=True)
@@ -101,11 +110,18 @@ class Request:
     namespace: bytes = b""
     """Requests share KV only within a namespace (tenant salt)."""
     priority: int = 0
+    """Lower is sooner."""
     text: OutputText | None = None
+    reading: Reading | None = None
+    """What is wanted of the prompt itself; complete with the first delta."""
     on_delta: Callable[[Delta], None] | None = None
 
     status: Status = Status.WAITING
     arrival: float = 0.0
+    waiting_since: float = 0.0
+    """Its arrival, or its last retraction."""
+    waited: float = 0.0
+    """Seconds of waiting before its last admission."""
     first_scheduled: float | None = None
     first_token: float | None = None
     finished_at: float | None = None
@@ -141,6 +157,19 @@ class Request:
     def _by_tier(self, cached: int) -> dict[str, int]:
         device, host, disk = (min(tokens, cached) for tokens in self.found)
         return {"device": device + cached - disk, "host": host - device, "disk": disk - host}
+
+    @property
+    def generates(self) -> bool:
+        """Whether there is room for output; otherwise the request ends with its prompt."""
+        return self.max_total > self.num_prompt
+
+    @property
+    def reusable(self) -> int:
+        """Leading tokens whose KV may come out of the cache."""
+        most = len(self.tokens) - 1
+        if self.reading is None or self.reading.claimed >= self.reading.total:
+            return most
+        return self.reading.claimed
 
     @property
     def num_output(self) -> int:

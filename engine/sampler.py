@@ -50,6 +50,19 @@ class SampleOutput(NamedTuple):
     """f32[S, min(NUM_TOP, V)]; 0 for rows that did not ask."""
 
 
+class ScoreOutput(NamedTuple):
+    """Log-probs of given tokens, for P rows: natural, of the model's own distribution."""
+
+    logprobs: jax.Array
+    """f32[P]."""
+    ranks: jax.Array
+    """i32[P]: 1 for the likeliest token; tokens that tie share the better rank."""
+    top_ids: jax.Array
+    """i32[P, min(NUM_TOP, V)], likeliest first, lower id first on ties; 0 if they were not wanted."""
+    top_logprobs: jax.Array
+    """f32[P, min(NUM_TOP, V)]; 0 if they were not wanted."""
+
+
 @partial(jax.jit, donate_argnames="state")
 def sample(logits: jax.Array, rows: SamplingRows, state: SamplerState) -> tuple[SampleOutput, SamplerState]:
     """Samples one token per row from `logits` f32[S, V] and records it in the (donated) state.
@@ -67,6 +80,11 @@ def sample(logits: jax.Array, rows: SamplingRows, state: SamplerState) -> tuple[
         lambda: _no_report(logits),
     )
     return SampleOutput(tokens, logprobs, top_ids, top_logprobs), _record(tokens, rows, state)
+
+
+def score(logits: jax.Array, tokens: jax.Array, wants_top: jax.Array) -> ScoreOutput:
+    """What `logits` f32[P, V] say of `tokens` i32[P]; `wants_top` bool[P]: and which are the likeliest."""
+    return _in_groups(_score, logits, tokens, wants_top)
 
 
 def _in_groups(function: Callable[..., Any], *by_row: Any) -> Any:
@@ -294,21 +312,25 @@ _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 def _report(
     logits: jax.Array, rows: SamplingRows, tokens: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    logits = _clean(logits)
+    logprobs, _, top_ids, top_logprobs = _score(logits, tokens, rows.asks(TOP))
+    return jnp.where(rows.asks(LOGPROB), logprobs, 0.0), top_ids, top_logprobs
 
-    def floored(logprobs: jax.Array, asked: jax.Array) -> jax.Array:
-        finite = jnp.where(logprobs > LOGPROB_FLOOR, logprobs, LOGPROB_FLOOR)
-        return jnp.where(asked, finite, 0.0)
+
+def _score(logits: jax.Array, tokens: jax.Array, wants_top: jax.Array) -> ScoreOutput:
+    logits, wanted = _clean(logits), wants_top[:, None]
+
+    def floored(logprobs: jax.Array) -> jax.Array:
+        return jnp.where(logprobs > LOGPROB_FLOOR, logprobs, LOGPROB_FLOOR)
 
     def top() -> tuple[jax.Array, jax.Array]:
         values, ids = lax.top_k(logits, min(NUM_TOP, logits.shape[1]))
-        return jnp.where(asks_top, ids, 0), floored(values - total, asks_top)
+        return jnp.where(wanted, ids, 0), jnp.where(wanted, floored(values - total), 0.0)
 
-    asks_top = rows.asks(TOP)[:, None]
     total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
-    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1) - total
-    top_ids, top_logprobs = lax.cond(jnp.any(asks_top), top, lambda: _no_report(logits)[1:])
-    return floored(chosen[:, 0], rows.asks(LOGPROB)), top_ids, top_logprobs
+    chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)
+    ranks = 1 + jnp.sum(logits > chosen, axis=-1, dtype=jnp.int32)
+    top_ids, top_logprobs = lax.cond(jnp.any(wanted), top, lambda: _no_report(logits)[1:])
+    return ScoreOutput(floored((chosen - total)[:, 0]), ranks, top_ids, top_logprobs)
 
 
 def _no_report(logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from .request import Request
+from .request import Request, Status
 
 MatchLength = Callable[[Request], int]
 
+MAX_WAIT = 30.0
+"""Seconds of waiting, all in all, after which a request goes before all others, whatever their priorities."""
+
+
+def urgency(request: Request, now: float, max_wait: float = MAX_WAIT) -> float:
+    """Lower is sooner: the request's priority, until it has waited long enough to be ahead of everybody.
+
+    A request may displace running ones that are less urgent. Urgency changes only while a request waits, and only for
+    the better: so no two requests displace each other in turn, and none waits for ever.
+    """
+    waiting = now - request.waiting_since if request.status is Status.WAITING else 0.0
+    return -math.inf if request.waited + waiting >= max_wait else request.priority
+
 
 class SchedulePolicy(Protocol):
-    """Orders the waiting requests for admission."""
+    """Orders the waiting requests of one urgency for admission."""
 
     def order(self, waiting: Sequence[Request], match_length: MatchLength, now: float) -> Sequence[Request]:
         """The requests, the first to admit first. `waiting` is in order of arrival, retracted ones in front."""

@@ -6,18 +6,22 @@ device has; each chunk and each decode grows it; pages of known tokens are commi
 because the device runs steps in order. So a prefix that is being prefilled already is a hit for the next request,
 in the same step even, and is never computed twice. Pages that are given back while a step is in flight are safe
 for the same reason: whoever gets them next writes in a later step.
+
+Who gives way is decided by urgency (`schedule_policy.urgency`), then by age. A step plans the prompts of each urgency
+together, running and waiting ones, the most urgent first; so whoever gives way to another has no chunk in the plan yet.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..cache.manager import CacheManager, Lease
 from .plan import Row, StepPlan, Transfers
+from .reading import claim, unclaim
 from .request import Request, Status
-from .schedule_policy import SchedulePolicy
+from .schedule_policy import MAX_WAIT, SchedulePolicy, urgency
 from .stats import EngineStats
 
 LOOK_AHEAD = 2
@@ -42,19 +46,27 @@ class Scheduler:
         policy: SchedulePolicy,
         transfers: Transfers,
         stats: EngineStats,
+        *,
+        max_wait: float = MAX_WAIT,
     ) -> None:
         self.cache = cache
         self.limits = limits
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
-        """In order of admission; the last is the first to be retracted."""
+        """In order of urgency, then of admission; the last is the first to be retracted."""
         self.loading: list[Request] = []
         """Those of the waiting that hold a lease, which is being filled from the host; in order of their leases."""
         self._policy = policy
         self._transfers = transfers
         self._stats = stats
+        self._max_wait = max_wait
+        stats.slots = limits.max_num_seqs
         self._slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._step = 0
+        self._now = 0.0
+        """Of the plan under way."""
+        self._equals = True
+        """All requests have the same priority, so that none counts."""
         self._short_of_pages = False
         self._last_decoded: dict[str, int] = {}
 
@@ -64,16 +76,18 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. Takes pages, and commits prompts, for it."""
         self._step += 1
+        self._now = now
         self._short_of_pages = False
+        self._weigh()
         budget = self.limits.max_num_batched_tokens
         decodes = self._plan_decodes(budget - self._prefill_share(budget))
-        chunks = self._plan_prefills(budget - len(decodes))
-        chunks += self._admit(budget - len(decodes) - sum(row.count for row in chunks), now)
+        chunks = self._plan_prompts(budget - len(decodes))
         # A later row may have taken the pages of an earlier decode's request. (Never of a chunk's, whose pages are in
-        # the tree by now: chunks are planned in order of age, and the youngest request gives way.)
+        # the tree by now: chunks are planned in the order in which requests are last to give way.)
         rows = [row for row in (*chunks, *decodes) if row.request.status is Status.RUNNING]
         if not rows:
             return None
+        rows = [_with_reading(row) for row in rows]
         for row in rows:
             row.request.num_computed = row.start + row.count
             row.request.in_flight += row.sample
@@ -91,7 +105,9 @@ class Scheduler:
         return max(budget // 4, self._step % 2)
 
     def _plan_decodes(self, quota: int) -> list[Row]:
-        ready = [r for r in self.running if _remaining(r) == 1 and r.length < r.max_total]
+        ready = [
+            r for r in self.running if _remaining(r) == 1 and (r.length < r.max_total or not r.generates)
+        ]
         if len(ready) > quota:
             # Those that have waited longest; then in order of age again, which is the order of retraction.
             ready = sorted(ready, key=lambda r: self._last_decoded.get(r.id, 0))[:quota]
@@ -100,12 +116,41 @@ class Scheduler:
         for request in ready:
             if request.status is Status.RUNNING and self._grow(request, request.length):
                 self._last_decoded[request.id] = self._step
-                rows.append(Row(request, request.num_computed, 1, sample=True))
+                rows.append(Row(request, request.num_computed, 1, sample=request.generates))
         return rows
 
-    def _plan_prefills(self, budget: int) -> list[Row]:
+    def _weigh(self) -> None:
+        """Finds out whether priorities count now, and puts the running requests in their order."""
+        self._equals = len({r.priority for r in (*self.waiting, *self.running)}) <= 1
+        if not self._equals:
+            self.running.sort(key=self._urgency)
+
+    def _urgency(self, request: Request) -> float:
+        return 0 if self._equals else urgency(request, self._now, self._max_wait)
+
+    def _plan_prompts(self, budget: int) -> list[Row]:
+        """Chunks of prompts: urgency by urgency those of running requests, then those of waiting ones."""
+        running, waiting = self._by_urgency(self.running), self._by_urgency(self.waiting)
+        rows: list[Row] = []
+        admitting = not self._short_of_pages
+        for level in sorted(running.keys() | waiting.keys()):
+            rows += self._plan_prefills(running.get(level, []), budget - _tokens(rows))
+            if level in waiting and admitting:
+                more, admitting = self._admit(waiting[level], budget - _tokens(rows))
+                rows += more
+        return rows
+
+    def _by_urgency(self, requests: Iterable[Request]) -> dict[float, list[Request]]:
+        if self._equals:
+            return {0: list(requests)} if requests else {}
+        levels: dict[float, list[Request]] = {}
+        for request in requests:
+            levels.setdefault(self._urgency(request), []).append(request)
+        return levels
+
+    def _plan_prefills(self, running: Sequence[Request], budget: int) -> list[Row]:
         rows = []
-        for request in list(self.running):
+        for request in running:
             if budget <= 0:
                 break
             if request.status is Status.RUNNING and _remaining(request) > 1:
@@ -118,7 +163,7 @@ class Scheduler:
     def _plan_chunk(self, request: Request, budget: int) -> Row | None:
         """The next chunk of a prompt: after what others have computed of it meanwhile, as much as the budget allows."""
         lease = _lease(request)
-        shared = self.cache.extend(lease, request.tokens, len(request.tokens) - 1)
+        shared = self.cache.extend(lease, request.tokens, request.reusable)
         if shared > request.num_computed:
             self._count_hit(request, shared - request.num_computed)
             request.num_computed = shared
@@ -126,79 +171,122 @@ class Scheduler:
         count = min(_remaining(request), budget)
         if not self._grow(request, start + count):
             return None
-        self.cache.commit(lease, request.tokens, start + count)
-        return Row(request, start, count, sample=start + count == request.length)
+        if request.reading is None:
+            # Else only once all of it is computed: the tree may hold these pages already, and none of them is to be
+            # written again.
+            self.cache.commit(lease, request.tokens, start + count)
+        return Row(request, start, count, sample=request.generates and start + count == request.length)
 
-    def _admit(self, budget: int, now: float) -> list[Row]:
+    def _admit(self, waiting: Sequence[Request], budget: int) -> tuple[list[Row], bool]:
+        """First chunks of waiting requests of one urgency, and whether less urgent ones may be looked at, too."""
         rows: list[Row] = []
-        if not self.waiting or self._short_of_pages:
-            return rows
-        order = self._policy.order(list(self.waiting), self._match_length, now)
-        if budget <= 0 or not self._slots:
-            self._load_ahead(order, now)
-            return rows
+        if self._short_of_pages:
+            return rows, False
+        order = self._policy.order(waiting, self._match_length, self._now)
+        if budget <= 0 or not self._slot_for(order[0]):
+            self._load_ahead(order)
+            return rows, False
         for request in list(order):
-            if budget <= 0 or not self._slots:
-                break
+            if budget <= 0 or not self._slot_for(request):
+                return rows, False
             # The token of a retracted request may still be in flight; it must be known before its KV is recomputed.
-            if request.in_flight or (request.lease is None and not self._transfers.ready(request, now)):
+            if request.in_flight or (request.lease is None and not self._transfers.ready(request, self._now)):
                 continue
             if request.lease is None and not self._open(request):
-                break
-            if not self._loaded(request, now):
+                return rows, False
+            if not self._loaded(request):
                 continue
-            self._start(request, now)
+            if not self._slots:
+                self._retract(self.running[-1])
+            self._start(request)
             row = self._plan_chunk(request, budget)
             if row is not None:
                 rows.append(row)
                 budget -= row.count
-        return rows
+        return rows, True
 
-    def _load_ahead(self, order: Sequence[Request], now: float) -> None:
+    def _slot_for(self, request: Request) -> bool:
+        """There is a free slot, or one of a less urgent request."""
+        return bool(self._slots) or self._urgency(self.running[-1]) > self._urgency(request)
+
+    def _load_ahead(self, order: Sequence[Request]) -> None:
         """Fills the time until a slot is free: the next requests' pages come up from the host meanwhile."""
         for request in order[:LOOK_AHEAD]:
-            if request.in_flight or request.lease is not None or not self._transfers.ready(request, now):
+            if (
+                request.in_flight
+                or request.lease is not None
+                or not self._transfers.ready(request, self._now)
+            ):
                 continue
-            if self._transfers.loadable(request) and self._open(request):
-                self._loaded(request, now)
+            loadable = request.reading is None and self._transfers.loadable(request)
+            if loadable and self._open(request):
+                self._loaded(request)
 
     def _open(self, request: Request) -> bool:
-        """Leases what the device has of the prefix, if there is room for the rest beside what others will still need."""
-        lease = self.cache.open(request.namespace, request.tokens, len(request.tokens) - 1)
+        """Leases what the device has of the prefix, if there is room for the rest beside what others will still need.
+
+        Less urgent requests give way to it, unless even all of them would not do.
+        """
+        lease = self.cache.open(request.namespace, request.tokens, request.reusable)
         needed = self._pages(len(request.tokens) + 1) - len(lease.pages)
-        others = (*self.running, *self.loading)
-        promised = sum(self._pages(r.length + 1) - len(_lease(r).pages) for r in others)
-        if others and needed + promised > self.cache.available():
+        yielding = self._less_urgent(request)
+        held = sum(len(_lease(r).pages) for r in yielding)
+        others = [r for r in (*self.running, *self.loading) if r not in yielding]
+        if others and needed + self._promised(others) > self.cache.available() + held:
             self.cache.release(lease)
             return False
+        while yielding and needed + self._promised((*others, *yielding)) > self.cache.available():
+            self._give_way(yielding.pop())
         request.lease = lease
         return True
 
-    def _loaded(self, request: Request, now: float) -> bool:
+    def _less_urgent(self, request: Request) -> list[Request]:
+        """Those who would give way to a request, the first to do so at the end."""
+        if self._equals:
+            return []
+        least = self._urgency(request)
+        return [r for r in (*self.running, *self.loading) if self._urgency(r) > least]
+
+    def _promised(self, requests: Iterable[Request]) -> int:
+        """Pages that these will still need for what is known of them."""
+        return sum(self._pages(r.length + 1) - len(_lease(r).pages) for r in requests)
+
+    def _give_way(self, request: Request) -> None:
+        if request.status is Status.RUNNING:
+            self._retract(request)
+        else:
+            self._unload(request)
+
+    def _loaded(self, request: Request) -> bool:
         """Whether a request with a lease can start; begins to load what the host has for it."""
         if request in self.loading:
-            if not self._transfers.loaded(request, now):
+            if not self._transfers.loaded(request, self._now):
                 return False
             self.loading.remove(request)
             return True
-        if not self._transfers.load(request):
+        if request.reading is not None or not self._transfers.load(request):
             return True
         self.loading.append(request)
         return False
 
-    def _start(self, request: Request, now: float) -> None:
+    def _start(self, request: Request) -> None:
         lease = _lease(request)
         self.waiting.remove(request)
+        request.waited += self._now - request.waiting_since
         self._transfers.end(request)
         request.status = Status.RUNNING
         request.slot = self._slots.pop()
         request.residency += 1
         request.num_computed = lease.num_shared * self.cache.page_size
         if request.residency == 1:
-            request.first_scheduled = now
+            request.first_scheduled = self._now
             self._stats.count_query(request.num_prompt, request.found)
         self._count_hit(request, request.num_computed)
-        self.running.append(request)
+        # Before the less urgent ones, whose chunks are not planned yet.
+        place = len(self.running)
+        while place and self._urgency(self.running[place - 1]) > self._urgency(request):
+            place -= 1
+        self.running.insert(place, request)
 
     def _count_hit(self, request: Request, tokens: int) -> None:
         # What a retracted request finds of its own on its return is no hit.
@@ -206,12 +294,13 @@ class Scheduler:
             self._stats.count_hit(request.add_hit(tokens))
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
-        """Pages for `num_tokens` tokens, at the cost of the youngest requests; False if it was itself the youngest."""
+        """Pages for `num_tokens` tokens, at the cost of the last of the running; False if it was itself the last."""
         while not self.cache.grow(_lease(request), num_tokens):
             if self.loading:
                 self._unload(self.loading[-1])
                 continue
             victim = self.running[-1]
+            self._short_of_pages = True
             self._retract(victim)
             if victim is request:
                 return False
@@ -227,9 +316,9 @@ class Scheduler:
     def _retract(self, request: Request) -> None:
         """Sends a running request back to the head of the queue; the tree keeps its pages until they are needed."""
         self._stats.retractions += 1
-        self._short_of_pages = True
         self._leave(request)
         request.status = Status.WAITING
+        request.waiting_since = self._now
         request.num_computed = 0
         self.waiting.appendleft(request)
 
@@ -269,6 +358,8 @@ class Scheduler:
             request.slot, request.lease, request.status = -1, None, Status.FINISHED
         for request in self.waiting:
             request.in_flight = 0
+            if request.reading is not None:
+                unclaim(request.reading)
         self._last_decoded.clear()
         return lost
 
@@ -278,9 +369,12 @@ class Scheduler:
         self.cache.check([_lease(r) for r in (*running, *self.loading)])
         slots = [r.slot for r in self.running]
         assert sorted(slots + self._slots) == list(range(self.limits.max_num_seqs)), "slots do not add up"
+        urgencies = [self._urgency(r) for r in self.running]
+        assert urgencies == sorted(urgencies), "a less urgent request would give way later"
         for r in self.running:
             assert r.status is Status.RUNNING
-            assert 0 <= r.num_computed < r.length <= r.max_total, "positions out of order"
+            assert 0 <= r.num_computed < r.length + (not r.generates), "positions out of order"
+            assert r.length <= r.max_total, "more tokens than there is room for"
             assert len(_lease(r).pages) * self.cache.page_size >= r.num_computed, "KV without a page"
         for r in self.waiting:
             assert r.status is Status.WAITING
@@ -289,7 +383,8 @@ class Scheduler:
         self._transfers.check()
 
     def _match_length(self, request: Request) -> int:
-        return self.cache.match_length(request.namespace, request.tokens)
+        match = self.cache.match(request.namespace, request.tokens, request.reusable)
+        return match.pages * self.cache.page_size
 
     def _pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.cache.page_size)
@@ -298,6 +393,15 @@ class Scheduler:
 def _remaining(request: Request) -> int:
     """Positions to compute before the next token can be sampled, that token's own input included."""
     return request.length - request.num_computed
+
+
+def _with_reading(row: Row) -> Row:
+    reading = row.request.reading
+    return row if reading is None else replace(row, read=claim(reading, row.start, row.start + row.count))
+
+
+def _tokens(rows: Iterable[Row]) -> int:
+    return sum(row.count for row in rows)
 
 
 def _lease(request: Request) -> Lease:

@@ -38,6 +38,8 @@ class EngineStats:
     loaded_programs: int = 0
     """Programs that an earlier start had compiled, loaded from disk; flat after warm-up too."""
 
+    slots: int = 0
+    """Requests that can run at a time."""
     step_programs: int = 0
     """Programs that the warm-up goes through."""
     warm_programs: int = 0

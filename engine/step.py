@@ -1,6 +1,7 @@
 """The two jitted functions of a step, forward and sample, and the one place where their inputs are padded.
 
-Programs are few: `forward` has one per token bucket, `sample` one per row bucket. Everything else is data.
+Programs are few: `forward` has one per token bucket, `sample` one per row bucket. Everything else is data. What reads
+prompts (`take`, `score`, `add_up`) runs in a step only when a row asks for it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..models.sharding import ShardedDecoder
 from ..models.transformer import Decoder, Params, StepTokens
 from ..pallas_kernels.batch import RaggedBatch
 from .plan import Row
-from .sampler import SampleOutput, sample
+from .sampler import SampleOutput, ScoreOutput, sample, score
 from .sampler_rows import SamplingRows
 from .sampler_state import SamplerState
 
@@ -140,10 +141,13 @@ class StepFunctions:
             self._forward,
             static_argnames="tokens",
             donate_argnames="pool",
-            out_shardings=(None, pool_format),
+            out_shardings=(None, None, pool_format),
             compiler_options=options,
         )
         self.sample = jax.jit(self._sample, donate_argnames="state", compiler_options=options)
+        self.take = jax.jit(lambda hidden_td, at_p: hidden_td[at_p], compiler_options=options)
+        self.score = jax.jit(self._score, compiler_options=options)
+        self.add_up = jax.jit(self._add_up, static_argnames="groups", compiler_options=options)
 
     def _forward(
         self,
@@ -154,13 +158,13 @@ class StepFunctions:
         table: jax.Array,
         *,
         tokens: int,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Hidden states of the kept rows `[R, D]`, and the pool with the step's KV."""
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Hidden states of the kept rows `[R, D]` and of all `[T, D]`, and the pool with the step's KV."""
         step, batch, last = self._shapes.unpack(vector, tokens, table)
         fed_back = last_tokens[jnp.clip(-1 - step.ids, 0)]
         step = step._replace(ids=jnp.where(step.ids < 0, fed_back, step.ids))
         hidden_td, pool = self._decoder.forward(params, pool, step, batch)
-        return hidden_td[last], pool
+        return hidden_td[last], hidden_td, pool
 
     def _sample(
         self, params: Params, hidden_rd: jax.Array, rows: SamplingRows, state: SamplerState
@@ -168,3 +172,14 @@ class StepFunctions:
         """Samples for the first `rows` of the kept hidden states."""
         logits = self._decoder.logits(params, hidden_rd[: rows.flags.shape[0]])
         return sample(logits, rows, state)
+
+    def _score(
+        self, params: Params, hidden_pd: jax.Array, tokens_p: jax.Array, wants_top_p: jax.Array
+    ) -> ScoreOutput:
+        """Log-probs of the tokens that follow the hidden states."""
+        return score(self._decoder.logits(params, hidden_pd), tokens_p, wants_top_p)
+
+    def _add_up(self, hidden_pd: jax.Array, group_p: jax.Array, *, groups: int) -> jax.Array:
+        """Sums f32 `[groups, D]` of the hidden states of each group; others are left out."""
+        members = jax.nn.one_hot(group_p, groups, axis=0, dtype=jnp.float32)
+        return jnp.matmul(members, hidden_pd.astype(jnp.float32), precision="highest")

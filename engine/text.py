@@ -17,17 +17,25 @@ class TokenText:
     """Ids to characters. The pieces join to `tokenizer.decode(ids)`: the bytes of an unfinished character wait."""
 
     def __init__(
-        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, continues: bool = False
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
+        continues: bool = False,
     ) -> None:
-        """`continues`: the text goes on after other text, so the space of a first SentencePiece word stays."""
+        """`shown`: special tokens that are not skipped. `continues`: the text goes on after other text, so the space
+        of a first SentencePiece word stays."""
         self._tokenizer = tokenizer
         self._skip_special = skip_special_tokens
+        self._shown = shown
         self._drop_space = tokenizer.strips_leading_space and not continues
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def append(self, token_id: int) -> str:
         """The characters that the token completes."""
-        data = self._tokenizer.output_bytes(token_id, self._skip_special)
+        skip = self._skip_special and token_id not in self._shown
+        data = self._tokenizer.output_bytes(token_id, skip)
         if data and self._drop_space:
             data = data.removeprefix(b" ")
             self._drop_space = False
@@ -109,13 +117,16 @@ class IncrementalText:
         min_tokens: int = 0,
         include_stop_str_in_output: bool = False,
         skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
         continues: bool = False,
     ) -> None:
         """A stop string counts if the token that completes it is at least the `min_tokens`-th (from 1).
 
-        `continues`: see `TokenText`.
+        `shown`, `continues`: see `TokenText`.
         """
-        self._characters = TokenText(tokenizer, skip_special_tokens=skip_special_tokens, continues=continues)
+        self._characters = TokenText(
+            tokenizer, skip_special_tokens=skip_special_tokens, shown=shown, continues=continues
+        )
         self._stops = StopMatcher(stop, include=include_stop_str_in_output)
         self._min_tokens = min_tokens
         self._count = 0
@@ -130,6 +141,7 @@ class IncrementalText:
             min_tokens=params.min_tokens,
             include_stop_str_in_output=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
+            shown=params.shown_special_ids,
             continues=continues,
         )
 

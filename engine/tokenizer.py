@@ -208,6 +208,11 @@ class Tokenizer:
         """Whether `skip_special_tokens` drops the token from texts."""
         return token_id in self._special
 
+    def special_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        """Ids of those texts that are special tokens."""
+        ids = {self._backend.token_to_id(text) for text in texts}
+        return self._special & ids
+
     def _piece_bytes(self, token_id: int, token: str) -> bytes:
         if token_id in self._special:
             return token.encode()

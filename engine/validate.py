@@ -64,6 +64,7 @@ RANGES = (
     Range("presence_penalty", -2.0, 2.0),
     Range("seed", -(2**63), 2**63 - 1, integer=True, optional=True),
     Range("logprobs", 0, 20, integer=True, optional=True),
+    Range("prompt_logprobs", 0, 20, integer=True, optional=True),
 )
 FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos")
 BIAS = Range("logit_bias", -100.0, 100.0)
@@ -73,7 +74,7 @@ def check_sampling(params: SamplingParams, *, vocab_size: int, allow_no_tokens: 
     """Raises `ParameterError` for the first field that is out of range or of a wrong type.
 
     `vocab_size` is the model's real vocabulary, not the padded width of its logits. `allow_no_tokens` lets
-    max_tokens be 0, for calls that only echo or score the prompt.
+    max_tokens be 0, for calls that only echo the prompt; those that score it may have 0 anyhow.
     """
     for rule in RANGES:
         rule.check(getattr(params, rule.field))
@@ -81,7 +82,7 @@ def check_sampling(params: SamplingParams, *, vocab_size: int, allow_no_tokens: 
         value = getattr(params, field)
         if not isinstance(value, bool):
             raise ParameterError(field, f"{field} must be true or false, not {_shown(value)}")
-    if params.max_tokens == 0 and not allow_no_tokens:
+    if params.max_tokens == 0 and params.prompt_logprobs is None and not allow_no_tokens:
         raise ParameterError("max_tokens", "max_tokens must be at least 1, not 0")
     if params.min_tokens > params.max_tokens:
         raise ParameterError(
@@ -150,7 +151,7 @@ def check_messages(messages: object, *, param: str = "messages") -> None:
             isinstance(calls, Sequence) and all(isinstance(c, Mapping) for c in calls)
         ):
             raise ParameterError(f"{where}.tool_calls", f"{where}.tool_calls must be a list of objects")
-        if content is None and role == "assistant" and calls:
+        if content is None and role == "assistant" and (calls or message.get("reasoning_content")):
             continue
         if not isinstance(content, (str, list, tuple)):
             raise ParameterError(

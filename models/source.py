@@ -1,4 +1,4 @@
-"""Finds a model: a Hugging Face directory, a GGUF file, a converted checkpoint, or the demo model."""
+"""Finds a model: a Hugging Face directory or cache entry, a GGUF file, a converted checkpoint, or the demo model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from .config import ModelConfig
 from .errors import ModelError
+from .hf_cache import find_cached
 from .hf_config import config_from_gguf, config_from_hf
 from .weights import digest, orbax
 from .weights.gguf import GGUFFile
@@ -56,18 +57,22 @@ class ModelSource:
 
 
 def resolve_model(path: str | Path) -> ModelSource:
-    """Opens the model at `path`: a directory, a `.gguf` file, or `"demo"` for the installed small chat model.
+    """Opens the model at `path`: a directory, a `.gguf` file, `org/name` out of the local Hugging Face cache, or `"demo"`
+    for the installed small chat model.
 
     Raises `ModelError` that says what is missing or not supported.
     """
     if str(path) == DEMO:
         return _resolve_gguf(find_demo())
     location = Path(path).expanduser()
+    if not location.exists():
+        location = find_cached(str(path)) or location
     if location.is_file():
         return _resolve_gguf(location)
     if not location.is_dir():
         raise ModelError(
-            f"{path}: no such file or directory (give a model directory, a .gguf file, or {DEMO!r})"
+            f"{path}: no such file or directory (give a model directory, a .gguf file, org/name out of the Hugging Face cache,"
+            f" or {DEMO!r})"
         )
     if (location / orbax.CONFIG_FILE).is_file():
         return _resolve_orbax(location)

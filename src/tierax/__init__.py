@@ -9,16 +9,16 @@ if TYPE_CHECKING:
     from .engine.config import ConfigError as ConfigError
     from .engine.config import EngineConfig as EngineConfig
     from .engine.llm import LLM as LLM
-    from .engine.llm import Choice as Choice
-    from .engine.llm import Output as Output
+    from .engine.offline import Choice as Choice
+    from .engine.offline import Output as Output
     from .engine.request import SamplingParams as SamplingParams
     from .engine.request import TokenLogprob as TokenLogprob
     from .engine.version import __version__ as __version__
 
 _HOMES = {
     "LLM": "engine.llm",
-    "Output": "engine.llm",
-    "Choice": "engine.llm",
+    "Output": "engine.offline",
+    "Choice": "engine.offline",
     "SamplingParams": "engine.request",
     "TokenLogprob": "engine.request",
     "EngineConfig": "engine.config",

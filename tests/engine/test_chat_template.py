@@ -131,6 +131,19 @@ def test_broken_messages_are_refused(messages: Any) -> None:
         render(CHAT_TEMPLATE, messages)
 
 
+def test_conversations_with_tools_have_a_template_of_their_own() -> None:
+    template = ChatTemplate(
+        "plain {{ messages[0].content }}", None, None, tool_use="{{ tools | tojson }}{{ x }}"
+    )
+    messages = [{"role": "user", "content": "hi"}]
+    assert template.render(messages) == "plain hi"
+    assert template.render(messages, tools=[]) == "plain hi"
+    assert template.render(messages, tools=[{"type": "function"}], x=1) == '[{"type": "function"}]1'
+    assert "tojson" in template.source
+    with pytest.raises(TemplateError, match="line 1"):
+        ChatTemplate("fine", None, None, tool_use="{% if %}")
+
+
 def test_tool_arguments_are_objects_in_the_template() -> None:
     source = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
 

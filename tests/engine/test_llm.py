@@ -325,7 +325,7 @@ def test_a_bad_prefetch_policy(llm: LLM) -> None:
 
 
 def test_a_stalled_disk_does_not_keep_the_outputs(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tierax.engine.llm.DRAIN_TIMEOUT", 0.2)
+    monkeypatch.setattr("tierax.engine.offline.DRAIN_TIMEOUT", 0.2)
     monkeypatch.setattr(type(llm.engine.loop._transfers), "busy", True)
     started = time.monotonic()
     assert len(llm.generate("abc", GREEDY)[0].token_ids) == 8

@@ -130,6 +130,14 @@ def test_truly_broken_bytes_do_not_block_what_follows() -> None:
     assert text.append(0xFF)[0] == "\ufffd"
 
 
+def test_chosen_special_tokens_are_shown_though_others_are_skipped() -> None:
+    ids = [EOS, IM_START, *b"hi", EOS]
+    shown = BYTES.special_ids(["<|im_start|>", "hi", "<|none|>", "a"])
+    assert shown == {IM_START}
+    text = IncrementalText.of(BYTES, SamplingParams(shown_special_ids=shown))
+    assert [text.append(i)[0] for i in ids] == ["", "<|im_start|>", "h", "i", ""]
+
+
 def test_special_tokens_are_skipped_or_shown() -> None:
     ids = [IM_START, *b"hi", EOS]
     assert "".join(stream(IncrementalText(BYTES), ids)[0]) == "hi"

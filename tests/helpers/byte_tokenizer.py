@@ -20,12 +20,17 @@ CHAT_TEMPLATE = (
 )
 
 
-def byte_tokenizer(*, add_bos: bool = False, chat_template: str | None = CHAT_TEMPLATE) -> Tokenizer:
-    """Vocabulary of `VOCAB_SIZE`: id b is the byte b, then the specials; EOS and IM_END end an answer."""
+def byte_tokenizer(
+    *, add_bos: bool = False, chat_template: str | None = CHAT_TEMPLATE, more_specials: tuple[str, ...] = ()
+) -> Tokenizer:
+    """Vocabulary of `VOCAB_SIZE`: id b is the byte b, then the specials; EOS and IM_END end an answer.
+
+    `more_specials` get the ids from `VOCAB_SIZE` on.
+    """
     backend = tokenizers.Tokenizer(models.BPE(dict(BYTE_OF_CHAR), []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(text, normalized=False) for text in SPECIALS])
+    backend.add_special_tokens([AddedToken(text, normalized=False) for text in (*SPECIALS, *more_specials)])
     return Tokenizer(
         backend,
         bos_id=BOS,

@@ -14,12 +14,15 @@ from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from helpers.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 from tierax.cache.manager import CacheManager
 from tierax.engine.chat_template import ChatTemplate
 from tierax.engine.config import EngineConfig
 from tierax.engine.errors import EngineStopped
 from tierax.engine.prefetch_policy import PrefetchPolicy
+from tierax.engine.reading import HiddenSum, MeanHidden, PromptScores
 from tierax.engine.request import Delta, Request, SamplingParams, Status, TokenLogprob
 from tierax.engine.stats import EngineStats
 from tierax.engine.text import IncrementalText
@@ -51,15 +54,25 @@ class FakeEngine:
         *,
         context_length: int = 4096,
         add_bos: bool = False,
-        template: bool = True,
+        template: bool | str = True,
+        more_specials: tuple[str, ...] = (),
     ) -> None:
         self.script = script
         self.context_length = context_length
         self.model_name = "fake"
-        self.tokenizer = byte_tokenizer(add_bos=add_bos)
-        source = self.tokenizer.chat_template
+        self.tokenizer = byte_tokenizer(add_bos=add_bos, more_specials=more_specials)
+        self.end_ids = self.tokenizer.eos_ids
+        source = template if isinstance(template, str) else self.tokenizer.chat_template
         self.chat_template = ChatTemplate(source, "<|bos|>", "<|eos|>") if template and source else None
-        self.model_config = SimpleNamespace(vocab_size=VOCAB_SIZE)
+        self.model_config = SimpleNamespace(
+            vocab_size=VOCAB_SIZE,
+            hidden_size=VOCAB_SIZE,
+            num_layers=1,
+            num_heads=2,
+            num_kv_heads=1,
+            head_dim=8,
+        )
+        self.dtype = self.activations = self.kv_dtype = "f32"
         self.stats = EngineStats(pages_free=64, pages_total=64)
         self.config = EngineConfig(model_path="fake")
         # Nothing is ever in it: what was seen is only pretended to be cached.
@@ -103,12 +116,47 @@ class FakeEngine:
                 priority=priority,
                 prefetch=prefetch,
                 text=IncrementalText.of(self.tokenizer, params),
+                reading=(
+                    None
+                    if params.prompt_logprobs is None
+                    else PromptScores(len(prompt_ids) - 1, params.prompt_logprobs)
+                ),
                 on_delta=on_delta,
             )
             for index in range(params.n)
         ]
         self.made += requests
         return requests
+
+    def make_embedding(
+        self,
+        prompt_ids: list[int],
+        *,
+        request_id: str,
+        namespace: bytes = b"",
+        priority: int = 0,
+        on_delta: Callable[[Delta], None],
+    ) -> Request:
+        params = SamplingParams(max_tokens=0)
+        limits = {"vocab_size": VOCAB_SIZE, "context_length": self.context_length}
+        check_prompt(
+            prompt_ids, capacity_tokens=2 * self.context_length, params=params, param="input", **limits
+        )
+        request = Request(
+            id=request_id,
+            tokens=array("i", prompt_ids),
+            num_prompt=len(prompt_ids),
+            params=params,
+            seed=0,
+            stop_ids=frozenset(),
+            max_total=len(prompt_ids),
+            namespace=namespace,
+            priority=priority,
+            reading=MeanHidden(len(prompt_ids)),
+            on_delta=on_delta,
+        )
+        self.made.append(request)
+        return request
 
 
 class FakeEngineThread:
@@ -121,6 +169,7 @@ class FakeEngineThread:
         self.engine: Any = engine
         self.step_seconds = step_seconds
         self.max_running = max_running
+        engine.stats.slots = max_running
         self.is_ready = True
         self.fault: str | None = None
         self.on_fault: Callable[[], None] = lambda: None
@@ -241,7 +290,22 @@ class FakeEngineThread:
             fresh.append(request)
         return fresh
 
+    def _read(self, request: Request) -> None:
+        """Makes up what is wanted of the prompt: token t has the log-prob -t/100, and is the third likeliest."""
+        reading, prompt = request.reading, request.tokens[: request.num_prompt]
+        if isinstance(reading, MeanHidden):
+            counts = np.bincount(prompt, minlength=VOCAB_SIZE).astype(np.float64)
+            reading.add(HiddenSum(len(prompt), counts))
+        elif reading is not None:
+            top = tuple((token, -0.1 * token) for token in range(reading.top))
+            reading.add([TokenLogprob(token, -token / 100, top, 3) for token in prompt[1:]])
+
     def _advance(self, request: Request, token: int) -> None:
+        if request.num_output == 0:
+            self._read(request)
+        if not request.generates:
+            self._end(request, [], "", [], "length")
+            return
         assert request.text is not None
         if request.first_token is None:
             request.first_token = time.monotonic()
@@ -249,7 +313,8 @@ class FakeEngineThread:
         request.tokens.append(token)
         params = request.params
         if token in request.stop_ids and request.num_output >= params.min_tokens:
-            self._end(request, [token], request.text.flush(), [], "stop")
+            told = [TokenLogprob(token, -0.25, ())] if request.reading is not None else []
+            self._end(request, [token], request.text.flush(), told, "stop")
             return
         text, stopped = request.text.append(token)
         logprobs = []

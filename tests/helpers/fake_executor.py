@@ -13,10 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tierax.cache.manager import CacheManager
 from tierax.engine.loop import EngineLoop
-from tierax.engine.plan import NoTransfers, Row, Sampled, StepPlan, Transfers
-from tierax.engine.request import Delta, OutputText, Request, SamplingParams, Status
+from tierax.engine.plan import Collected, NoTransfers, Row, Sampled, StepPlan, Transfers
+from tierax.engine.reading import HiddenSum, MeanHidden, Reading, ReadPart
+from tierax.engine.request import Delta, OutputText, Request, SamplingParams, Status, TokenLogprob
 from tierax.engine.schedule_policy import FCFS, SchedulePolicy
 from tierax.engine.scheduler import Limits
 
@@ -114,7 +117,7 @@ class FakeExecutor:
         self._cells: dict[tuple[int, int], Cell] = {}
         self._last: dict[int, tuple[Request, int, int]] = {}
         """Slot -> request, residency and the token sampled last: the device's own memory."""
-        self._in_flight: deque[tuple[float, list[Sampled]]] = deque()
+        self._in_flight: deque[tuple[float, Collected]] = deque()
 
     def submit(self, plan: StepPlan) -> None:
         if self.submit_error is not None:
@@ -128,17 +131,20 @@ class FakeExecutor:
             self._write(bound)
         for bound in rows:
             self._fold(bound)
-        sampled = [self._sample(bound) for bound in rows if bound.row.sample]
+        brought = Collected(
+            [self._sample(bound) for bound in rows if bound.row.sample],
+            [self._read(bound) for bound in rows if bound.row.read],
+        )
         self._free_at = max(self._free_at, self._clock()) + plan.num_tokens * self._seconds_per_token
-        self._in_flight.append((self._free_at, sampled))
+        self._in_flight.append((self._free_at, brought))
 
-    def collect(self) -> list[Sampled]:
-        done_at, sampled = self._in_flight.popleft()
+    def collect(self) -> Collected:
+        done_at, brought = self._in_flight.popleft()
         self._clock.now = max(self._clock.now, done_at)
         if self.collect_error is not None:
             error, self.collect_error = self.collect_error, None
             raise error
-        return sampled
+        return brought
 
     def reset(self) -> None:
         self.resets += 1
@@ -215,6 +221,42 @@ class FakeExecutor:
         self._last[request.slot] = (request, request.residency, token)
         return Sampled(token, -1.0, ((token, -1.0),))
 
+    def _read(self, bound: Bound) -> ReadPart:
+        """What the positions say of the next token, or their sum; only those that this very row computes."""
+        row, request = bound.row, bound.row.request
+        histories = [self._cells[self._cell(bound, position)].history for position in row.read]
+        assert row.start <= row.read.start, "read, but not computed"
+        assert row.read.stop <= row.start + row.count, "read, but not computed"
+        if isinstance(request.reading, MeanHidden):
+            return HiddenSum(
+                len(row.read), np.asarray([sum(map(_small, histories)), len(row.read)], np.float64)
+            )
+        return [
+            fake_score(history, request.tokens[position + 1])
+            for position, history in zip(row.read, histories, strict=True)
+        ]
+
+
+def fake_score(history: int, token: int) -> TokenLogprob:
+    """The log-prob of a token after a history, out of thin air."""
+    return TokenLogprob(token, -float(fold(history, token) % 1000), ((token, -0.5),), 1)
+
+
+def _small(history: int) -> int:
+    """What a hidden state adds to a sum: floats hold it exactly."""
+    return history % 1009
+
+
+def expected_reading(request: Request) -> list[TokenLogprob] | list[float]:
+    """What a request's reading must hold in the end."""
+    histories, history = [], 0
+    for token in request.tokens[: request.num_prompt]:
+        history = fold(history, token)
+        histories.append(history)
+    if isinstance(request.reading, MeanHidden):
+        return [float(sum(map(_small, histories))), float(len(histories))]
+    return [fake_score(h, t) for h, t in zip(histories, request.tokens[1 : request.num_prompt], strict=False)]
+
 
 class FakeTransfers(NoTransfers):
     """Implements `plan.Transfers`: a request is ready once the clock has passed its time in `ready_at`."""
@@ -285,7 +327,9 @@ class Rig:
         seed: int = 0,
         stop_ids: Sequence[int] = (),
         namespace: bytes = b"",
+        priority: int = 0,
         text: OutputText | None = None,
+        reading: Reading | None = None,
         **params: object,
     ) -> Request:
         """A request as the engine would make it, its output clipped to the pool."""
@@ -300,7 +344,9 @@ class Rig:
             stop_ids=frozenset(stop_ids),
             max_total=min(len(prompt) + max_tokens, self.cache.capacity_tokens),
             namespace=namespace,
+            priority=priority,
             text=text,
+            reading=reading,
             on_delta=deltas.append,
         )
 
@@ -338,5 +384,7 @@ class Rig:
         """Asserts that the request ended by itself with the tokens that it would have had alone."""
         expected = solo(request, self._model)
         assert self.output(request) == expected, request.id
-        stopped = expected[-1] in request.stop_ids and len(expected) > request.params.min_tokens
+        stopped = (
+            bool(expected) and expected[-1] in request.stop_ids and len(expected) > request.params.min_tokens
+        )
         assert request.finish_reason == ("stop" if stopped else "length")

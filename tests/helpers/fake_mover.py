@@ -5,6 +5,7 @@ Rows that belong to a read hold nothing until its outcome, so that whoever uses 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -61,6 +62,13 @@ class FakeMover:
         self._loads: list[_Load] = []
         self._saves: list[Move] = []
         self._deleted: set[PageKey] = set()
+
+    def in_flight(self) -> Counter[str]:
+        """As the real one's."""
+        found: Counter[str] = Counter()
+        for move in self.moves:
+            found[move.kind] += move.outcomes.count(None)
+        return found
 
     def save(self, device_pages: Sequence[int], host_rows: Sequence[int]) -> Move:
         move = self._move("save", len(host_rows), len(device_pages))

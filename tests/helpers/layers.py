@@ -18,6 +18,7 @@ PURE_ENGINE = tuple(
             "plan",
             "prefetch",
             "prefetch_policy",
+            "reading",
             "tier_transfers",
             "schedule*",
             "scheduler",

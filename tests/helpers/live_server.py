@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import io
 import json
+import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -34,28 +37,42 @@ class Live:
     """A `FakeEngineThread`, or the real thread over a `TieredEngine`."""
     app: web.Application
     runner: web.AppRunner
+    data: tempfile.TemporaryDirectory[str]
+    """Files and batches, unless the config names another place."""
 
     @classmethod
-    async def start(cls, engine: FakeEngine, config: ServerConfig, **thread_options: Any) -> Live:
-        real = isinstance(engine, TieredEngine)
+    async def start(
+        cls,
+        engine: FakeEngine,
+        config: ServerConfig,
+        *,
+        now: Callable[[], float] = time.time,
+        **thread_options: Any,
+    ) -> Live:
+        data = tempfile.TemporaryDirectory()
+        if config.data_dir == "auto":
+            # Never the directory of whoever runs the tests.
+            config = dataclasses.replace(config, data_dir=data.name)
+        real = isinstance(engine, TieredEngine | Engine)
         thread: Any = (
             EngineThread(cast(Engine, engine)) if real else FakeEngineThread(engine, **thread_options)
         )
         thread.start()
         if real:
             await asyncio.to_thread(thread.wait_ready)
-        app = make_app(thread, config)
+        app = make_app(thread, config, now=now)
         runner = make_runner(app)
         await runner.setup()
         listener = bind("127.0.0.1", 0)
         await web.SockSite(runner, listener).start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        return cls(url, ClientSession(), engine, thread, app, runner)
+        return cls(url, ClientSession(), engine, thread, app, runner, data)
 
     async def stop(self) -> None:
         await self.session.close()
         await self.runner.cleanup()
         await asyncio.to_thread(self.thread.close, 1.0)
+        self.data.cleanup()
 
     async def request(self, method: str, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
         """Status and JSON of an answer; `body` is bytes or something to encode."""

@@ -18,6 +18,14 @@ def plain_logprobs(
     params: Mapping[str, Any], config: ModelConfig, ids: Sequence[int], positions: Sequence[int]
 ) -> Array:
     """Log-probs float32 `[len(positions), V]` of the token after each position; `params` are stacked."""
+    final = plain_hidden(params, config, ids)[np.asarray(positions)]
+    logits = (final @ np.asarray(params.get("lm_head", params["embed"]), np.float32).T).astype(np.float64)
+    logits -= logits.max(-1, keepdims=True)
+    return (logits - np.log(np.exp(logits).sum(-1, keepdims=True))).astype(np.float32)
+
+
+def plain_hidden(params: Mapping[str, Any], config: ModelConfig, ids: Sequence[int]) -> Array:
+    """Normalised hidden states float32 `[T, D]` of the last layer; `params` are stacked."""
     params = {name: value for name, value in params.items() if name != "layers"} | {
         "layers": {name: np.asarray(value, np.float32) for name, value in params["layers"].items()}
     }
@@ -29,10 +37,7 @@ def plain_logprobs(
             layer, config, _norm(hidden, layer["attn_norm"], config), cos, sin, index
         )
         hidden = hidden + _mlp(layer, _norm(hidden, layer["mlp_norm"], config))
-    final = _norm(hidden[np.asarray(positions)], np.asarray(params["final_norm"]), config)
-    logits = (final @ np.asarray(params.get("lm_head", params["embed"]), np.float32).T).astype(np.float64)
-    logits -= logits.max(-1, keepdims=True)
-    return (logits - np.log(np.exp(logits).sum(-1, keepdims=True))).astype(np.float32)
+    return _norm(hidden, np.asarray(params["final_norm"]), config)
 
 
 def plain_rotation(rope: RopeConfig, head_dim: int, positions: NDArray[np.integer]) -> tuple[Array, Array]:

@@ -18,6 +18,7 @@ from tierax.cache.manager import CacheManager
 from tierax.engine.jax_executor import JaxExecutor
 from tierax.engine.loop import EngineLoop
 from tierax.engine.platform import device_target
+from tierax.engine.reading import Reading
 from tierax.engine.request import Delta, Request, SamplingParams
 from tierax.engine.schedule_policy import FCFS, SchedulePolicy
 from tierax.engine.scheduler import Limits
@@ -125,6 +126,7 @@ class Run:
         seed: int = 0,
         stop_ids: Sequence[int] = (),
         namespace: bytes = b"",
+        reading: Reading | None = None,
     ) -> Request:
         params = params or SamplingParams(max_tokens=8, temperature=0.0)
         name = f"r{len(self.deltas)}"
@@ -138,6 +140,7 @@ class Run:
             stop_ids=frozenset(stop_ids),
             max_total=min(len(prompt) + params.max_tokens, self._most),
             namespace=namespace,
+            reading=reading,
             on_delta=deltas.append,
         )
         self.loop.add(request)

@@ -13,6 +13,7 @@ import pytest
 from helpers.tiny_gguf import write_tiny_gguf
 from helpers.tiny_models import write_tiny_checkpoint
 from tierax.models.errors import ModelError
+from tierax.models.hf_cache import cache_directory, find_cached
 from tierax.models.source import find_demo, resolve_model
 from tierax.models.weights.digest import files_digest
 
@@ -139,3 +140,118 @@ def test_order_of_files_counts_and_missing_ones_are_named(tmp_path: Path) -> Non
     files[1].unlink()
     with pytest.raises(ModelError, match=r"cannot be read.*b'"):
         files_digest(files)
+
+
+def download(hub: Path, name: str, *, commit: str = "c0ffee" + "0" * 34, ref: str | None = "main") -> Path:
+    """What `hf download` leaves: blobs, and a snapshot of links to them. Returns the snapshot."""
+    folder = hub / f"models--{name.replace('/', '--')}"
+    snapshot, blobs = folder / "snapshots" / commit, folder / "blobs"
+    for directory in (snapshot, blobs, folder / "refs"):
+        directory.mkdir(parents=True, exist_ok=True)
+    write_tiny_checkpoint(snapshot, "qwen3")
+    for file in list(snapshot.iterdir()):
+        blob = blobs / f"{commit[:4]}-{file.name}"
+        file.rename(blob)
+        file.symlink_to(os.path.relpath(blob, snapshot))
+    if ref is not None:
+        (folder / "refs" / ref).write_text(commit)
+    return snapshot
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("HF_HOME", "HUGGINGFACE_HUB_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "hub"
+
+
+def test_a_name_is_found_in_the_hugging_face_cache(hub: Path) -> None:
+    snapshot = download(hub, "some-org/Some-Model.1")
+    source = resolve_model("some-org/Some-Model.1")
+    assert (source.kind, source.path) == ("hf", snapshot)
+    assert len(source.weights_digest()) == 64
+    assert find_cached("some-org/Some-Model.1@c0ffee") == snapshot
+    # A directory of that name goes first.
+    Path("some-org/Some-Model.1").mkdir(parents=True)
+    with pytest.raises(ModelError, match=r"no config\.json there"):
+        resolve_model("some-org/Some-Model.1")
+
+
+def test_main_is_meant_unless_a_revision_is_named(hub: Path) -> None:
+    old = download(hub, "org/m", commit="a" * 40, ref="v1")
+    new = download(hub, "org/m", commit="b" * 40)
+    assert find_cached("org/m") == new
+    assert find_cached("org/m@v1") == find_cached("org/m@aaaa") == old
+    with pytest.raises(ModelError, match="has no revision v2 of it; run: hf download org/m --revision v2"):
+        find_cached("org/m@v2")
+    # Without a ref: the only snapshot, but never a guess among several.
+    (hub / "models--org--m" / "refs" / "main").unlink()
+    with pytest.raises(ModelError, match=r"no finished download of it; run: hf download org/m$"):
+        find_cached("org/m")
+    only = download(hub, "org/one", ref=None)
+    assert find_cached("org/one") == only
+
+
+def test_an_absent_model_names_the_command(hub: Path) -> None:
+    with pytest.raises(
+        ModelError, match=r"Hugging Face cache .*hub; download it with: hf download org/none$"
+    ):
+        resolve_model("org/none")
+    with pytest.raises(ModelError, match=r"hf download org/none q4\.gguf --revision v1$"):
+        resolve_model("org/none/q4.gguf@v1")
+
+
+def test_half_a_download_names_what_is_lacking(hub: Path) -> None:
+    snapshot = download(hub, "org/m")
+    target = (snapshot / "model.safetensors").resolve()
+    target.rename(target.with_suffix(".incomplete"))
+    with pytest.raises(ModelError, match=r"lacks model\.safetensors; run: hf download org/m$"):
+        resolve_model("org/m")
+    (snapshot / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"lacks model\.safetensors; run"):
+        resolve_model("org/m")
+    shards = {f"t{i}": f"model-{i}-of-5.safetensors" for i in range(5)}
+    (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    with pytest.raises(ModelError, match=r"lacks model-0-of-5\.safetensors, .* and 2 more files; run"):
+        resolve_model("org/m")
+    (snapshot / "model.safetensors.index.json").write_text("{")
+    (snapshot / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"lacks config\.json"):
+        resolve_model("org/m")
+
+
+def test_a_gguf_file_of_a_repository(hub: Path) -> None:
+    snapshot = download(hub, "org/m")
+    write_tiny_gguf(snapshot / "q8.gguf", "llama3")
+    source = resolve_model("org/m/q8.gguf")
+    assert (source.kind, source.path) == ("gguf", snapshot / "q8.gguf")
+    with pytest.raises(ModelError, match=r"lacks q4\.gguf; run: hf download org/m q4\.gguf$"):
+        resolve_model("org/m/q4.gguf")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["model.gguf", "dir/model.gguf", "../up/model", "/abs/model", "a/b/c", "a b/c", "", "x/../y", "gpt9"],
+)
+def test_paths_are_no_names(hub: Path, path: str) -> None:
+    assert find_cached(path) is None
+    with pytest.raises(ModelError, match=r"no such file or directory|no config\.json|not a model"):
+        resolve_model(path)
+
+
+def test_a_bare_word_may_be_a_name(hub: Path) -> None:
+    assert find_cached("gpt9") is None
+    assert find_cached("gpt9@x") is None
+    snapshot = download(hub, "gpt9")
+    assert resolve_model("gpt9").path == snapshot
+
+
+def test_where_the_cache_is() -> None:
+    home = Path.home()
+    assert cache_directory({}) == home / ".cache" / "huggingface" / "hub"
+    assert cache_directory({"XDG_CACHE_HOME": "/x"}) == Path("/x/huggingface/hub")
+    assert cache_directory({"XDG_CACHE_HOME": "/x", "HF_HOME": "/h"}) == Path("/h/hub")
+    assert cache_directory({"HF_HOME": "/h", "HUGGINGFACE_HUB_CACHE": "/g"}) == Path("/g")
+    assert cache_directory({"HUGGINGFACE_HUB_CACHE": "/g", "HF_HUB_CACHE": "~/c"}) == home / "c"

@@ -1,0 +1,151 @@
+"""Reads the prompts of a step that want it, out of the hidden states that its forward leaves on the device.
+
+The positions of all such rows are taken together, in pieces of one of two sizes, so that logits are never larger than a
+piece and there is one `score` and one `add_up` program per size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+
+from ..models.transformer import Params
+from .plan import Row
+from .reading import HiddenSum, PromptScores, ReadPart
+from .request import TokenLogprob
+from .sampler import ScoreOutput
+from .step import StepFunctions
+
+MAX_PIECE, SMALL_PIECE = 256, 32
+_LOGITS_OF_PIECE = 1 << 24
+"""Logits of a piece are no more than this: 64 MiB in f32."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """A row to read, and where in the step its positions begin."""
+
+    row: Row
+    at: int
+
+    @property
+    def places(self) -> range:
+        return range(self.at, self.at + len(self.row.read))
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What a step was asked to read; its arrays are on their way."""
+
+    scored: list[_Share]
+    scores: list[tuple[int, ScoreOutput]]
+    """Pieces: how many of its rows count, and what they say."""
+    summed: list[_Share]
+    sums: list[jax.Array]
+    """Pieces: f32 `[len(summed) or more, D]`."""
+
+
+class PromptReader:
+    """Reads prompts for `JaxExecutor`. Holds nothing of a step."""
+
+    def __init__(self, functions: StepFunctions, vocab_size: int, max_num_seqs: int) -> None:
+        largest = max(SMALL_PIECE, min(MAX_PIECE, _LOGITS_OF_PIECE // vocab_size))
+        self.sizes = (SMALL_PIECE, 1 << (largest.bit_length() - 1))
+        self._functions = functions
+        self._groups = max_num_seqs
+
+    def start(self, params: Params, hidden_td: jax.Array, rows: Sequence[Row]) -> Pending:
+        """Dispatches what the rows of a step ask for; `hidden_td` are its hidden states, padded as the step was."""
+        scored, summed = [], []
+        at = 0
+        for row in rows:
+            if row.read:
+                kind = scored if isinstance(row.request.reading, PromptScores) else summed
+                kind.append(_Share(row, at + row.read.start - row.start))
+            at += row.count
+        return Pending(
+            scored, list(self._score(params, hidden_td, scored)), summed, list(self._sum(hidden_td, summed))
+        )
+
+    def finish(self, pending: Pending, rows: Sequence[Row]) -> list[ReadPart]:
+        """Waits for what `start` dispatched for the same rows: a part for each that asked, in order."""
+        parts: dict[Row, ReadPart] = {}
+        if pending.scored:
+            parts |= zip((share.row for share in pending.scored), _logprobs(pending), strict=True)
+        if pending.summed:
+            sums = np.sum([np.asarray(piece, np.float64) for piece in pending.sums], axis=0)
+            for share, total in zip(pending.summed, sums, strict=False):
+                parts[share.row] = HiddenSum(len(share.row.read), total)
+        return [parts[row] for row in rows if row.read]
+
+    def warm_up_take(self, hidden_td: jax.Array) -> list[jax.Array]:
+        """Compiles what hidden states of this shape need; returns pieces of both sizes."""
+        return [self._functions.take(hidden_td, np.zeros(size, np.int32)) for size in self.sizes]
+
+    def warm_up(self, params: Params, hidden_td: jax.Array) -> None:
+        """Compiles the rest, which does not depend on the shape of a step's hidden states."""
+        for taken in self.warm_up_take(hidden_td):
+            nothing = np.zeros(len(taken), np.int32)
+            self._functions.score(params, taken, nothing, nothing != 0)
+            jax.block_until_ready(self._functions.add_up(taken, nothing, groups=self._groups))
+
+    def _score(
+        self, params: Params, hidden_td: jax.Array, shares: Sequence[_Share]
+    ) -> Iterator[tuple[int, ScoreOutput]]:
+        columns = [
+            (place, share.row.request.tokens[position + 1], top)
+            for share in shares
+            if isinstance(share.row.request.reading, PromptScores)
+            for top in (share.row.request.reading.top > 0,)
+            for place, position in zip(share.places, share.row.read, strict=True)
+        ]
+        for count, padded in self._pieces(np.asarray(columns, np.int32).reshape(-1, 3), fill=0):
+            taken = self._functions.take(hidden_td, padded[:, 0])
+            yield count, self._functions.score(params, taken, padded[:, 1], padded[:, 2] != 0)
+
+    def _sum(self, hidden_td: jax.Array, shares: Sequence[_Share]) -> Iterator[jax.Array]:
+        columns = [(place, group) for group, share in enumerate(shares) for place in share.places]
+        for _, padded in self._pieces(np.asarray(columns, np.int32).reshape(-1, 2), fill=self._groups):
+            # The group of padding does not exist; its place does, whatever is there.
+            taken = self._functions.take(hidden_td, np.minimum(padded[:, 0], hidden_td.shape[0] - 1))
+            yield self._functions.add_up(taken, padded[:, 1], groups=self._groups)
+
+    def _pieces(self, columns: np.ndarray, fill: int) -> Iterator[tuple[int, np.ndarray]]:
+        small, large = self.sizes
+        at = 0
+        while at < len(columns):
+            left = len(columns) - at
+            size = small if left <= large // 4 else large
+            count = min(size, left)
+            padded = np.full((size, columns.shape[1]), fill, np.int32)
+            padded[:count] = columns[at : at + count]
+            yield count, padded
+            at += count
+
+
+def _logprobs(pending: Pending) -> Iterator[list[TokenLogprob]]:
+    def whole(field: str) -> np.ndarray:
+        return np.concatenate(
+            [np.asarray(getattr(output, field))[:count] for count, output in pending.scores]
+        )
+
+    logprobs, ranks = whole("logprobs").tolist(), whole("ranks").tolist()
+    most = max(_top(share) for share in pending.scored)
+    ids, values = whole("top_ids")[:, :most].tolist(), whole("top_logprobs")[:, :most].tolist()
+    at = 0
+    for share in pending.scored:
+        request, top, part = share.row.request, _top(share), []
+        for index, position in enumerate(share.row.read, at):
+            likeliest = tuple(zip(ids[index][:top], values[index][:top], strict=True))
+            part.append(TokenLogprob(request.tokens[position + 1], logprobs[index], likeliest, ranks[index]))
+        at += len(share.row.read)
+        yield part
+
+
+def _top(share: _Share) -> int:
+    reading = share.row.request.reading
+    assert isinstance(reading, PromptScores)
+    return reading.top
