@@ -13,15 +13,28 @@ from prometheus_client.exposition import choose_encoder
 
 from ..engine.cache_control import CacheControl
 from ..engine.version import __version__
+from .answers import ModelCard, ModelList, Status, Version
 from .auth import auth_middleware, load_keys
+from .batches import add_batches
 from .cache_routes import add_cache_routes
 from .chat import chat_completions
 from .completions import completions
 from .config import ServerConfig
+from .dashboard_routes import add_dashboard, login_middleware
+from .embeddings import embeddings
 from .errors import ApiError, error_middleware, json_response, unavailable
-from .generation import EngineRunner, Service
-from .keys import CONFIG, CONTROL, NOW, SERVICE
+from .headers import CrossOrigin, identify, set_headers
+from .keys import CONFIG, CONTROL, NOW, RESPONSES, SERVICE
+from .limits import SHARES, Shares, limit_middleware
+from .messages.routes import add_message_routes
 from .metrics import ServingMetrics
+from .native import EMBEDDINGS, add_native_routes
+from .openapi import Documented, openapi
+from .parsers.choose import output_style
+from .responses.routes import add_response_routes
+from .responses.store import ResponseStore
+from .service import EngineRunner, Service
+from .tracing import add_tracing
 
 _NOT_LIVE = "The engine's loop shows no sign of life."
 
@@ -40,16 +53,39 @@ def make_app(
     """
     control = CacheControl(thread.engine, config.pin_share())
     thread.on_fault = control.restore_pins
-    metrics = ServingMetrics(thread.engine, control, clock)
-    middlewares: list[Middleware] = [_count_answers, error_middleware]
-    if config.locked:
-        middlewares.append(auth_middleware(load_keys(config)))
+    metrics = ServingMetrics(thread.engine, control, clock, config.metrics_alias)
+    cross_origin = CrossOrigin(config.cors_origins)
+    middlewares: list[Middleware] = [identify, _count_answers, error_middleware]
+    if config.cors_origins:
+        middlewares.append(cross_origin.middleware())
+    if keys := load_keys(config):
+        middlewares += [login_middleware, auth_middleware(keys, locked=config.locked)]
+    middlewares.append(limit_middleware)
     app = web.Application(middlewares=middlewares, client_max_size=config.max_body_size)
-    app[SERVICE] = Service(thread, metrics, clock, created=int(now()))
+    template = thread.engine.chat_template
+    style = output_style(
+        template.source if template else "",
+        reasoning_parser=config.reasoning_parser,
+        tool_call_parser=config.tool_call_parser,
+    )
+    app[SERVICE] = Service(
+        thread,
+        metrics,
+        clock,
+        created=int(now()),
+        output_style=style,
+        max_queued=config.max_queued_requests,
+        request_timeout=config.request_timeout,
+    )
     app[CONFIG] = config
+    app[SHARES] = Shares()
     app[CONTROL] = control
     app[NOW] = now
+    app[RESPONSES] = ResponseStore()
     app.cleanup_ctx.append(_run_service)
+    app.on_response_prepare.append(set_headers)
+    if config.cors_origins:
+        app.on_response_prepare.append(cross_origin.set_headers)
     app.router.add_post("/v1/chat/completions", chat_completions)
     app.router.add_post("/v1/completions", completions)
     app.router.add_get("/v1/models", models)
@@ -57,28 +93,41 @@ def make_app(
     app.router.add_get("/health", health)
     app.router.add_get("/ready", ready)
     app.router.add_get("/version", show_version)
+    app.router.add_get("/openapi.json", openapi)
     app.router.add_get("/metrics", show_metrics)
+    app.router.add_post("/v1/embeddings", embeddings)
+    add_native_routes(app.router)
+    add_response_routes(app.router)
+    add_message_routes(app.router)
     add_cache_routes(app.router)
+    add_dashboard(app)
+    if config.otlp_endpoint is not None:
+        add_tracing(app, config.otlp_endpoint, now)
+    add_batches(app, thread.engine.model_name)
     return app
 
 
+@Documented(answer=ModelList)
 async def models(request: web.Request) -> web.Response:
     """The served model, as a list of one."""
     return json_response({"object": "list", "data": [_model_card(request)]})
 
 
+@Documented(answer=ModelCard)
 async def model(request: web.Request) -> web.Response:
     """The served model, by name."""
     request.app[SERVICE].check_model(request.match_info["model"])
     return json_response(_model_card(request))
 
 
+@Documented(answer=Status, others={503: Status})
 async def health(request: web.Request) -> web.Response:
     """200 while the engine's loop is alive, else 503; asks nothing of the engine."""
     live = request.app[SERVICE].live
     return json_response({"status": "ok" if live else _NOT_LIVE}, 200 if live else 503)
 
 
+@Documented(answer=Status, others={503: Status})
 async def ready(request: web.Request) -> web.Response:
     """200 while new calls are taken; 503 with the reason before warm-up has ended and while shutting down."""
     service = request.app[SERVICE]
@@ -91,14 +140,18 @@ async def ready(request: web.Request) -> web.Response:
     return json_response({"status": "ready"})
 
 
+@Documented(answer=Version)
 async def show_version(_: web.Request) -> web.Response:
     """The version of tierax."""
     return json_response({"version": __version__})
 
 
+@Documented(answer=str)
 async def show_metrics(request: web.Request) -> web.Response:
     """All metrics in the Prometheus or OpenMetrics text format, as the scraper prefers."""
-    encode, content_type = choose_encoder(request.headers.get("Accept", ""))
+    # Colons, which the names of other engines have, come through unharmed in the plain format only.
+    plain = request.app[CONFIG].metrics_alias is not None
+    encode, content_type = choose_encoder("" if plain else request.headers.get("Accept", ""))
     body = encode(request.app[SERVICE].metrics.registry)
     return web.Response(body=body, headers={"Content-Type": content_type})
 
@@ -111,6 +164,7 @@ def _model_card(request: web.Request) -> dict[str, str | int]:
         "created": request.app[SERVICE].created,
         "owned_by": "tierax",
         "max_model_len": engine.context_length,
+        "embeddings": EMBEDDINGS,
     }
 
 
@@ -125,9 +179,10 @@ async def _count_answers(request: web.Request, handler: Handler) -> web.StreamRe
 
 async def _run_service(app: web.Application) -> AsyncIterator[None]:
     service = app[SERVICE]
-    watch = asyncio.create_task(service.watch())
+    tasks = [asyncio.create_task(work) for work in (service.watch(), service.measure_lag())]
     yield
-    watch.cancel()
-    with suppress(asyncio.CancelledError):
-        await watch
+    for task in tasks:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
     service.close()

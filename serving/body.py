@@ -4,24 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Callable
+from typing import TypeVar
 
 from aiohttp import web
 
 from .errors import ApiError, bad_request
+from .keys import CONFIG, SERVICE
 
 _STEP = 2**18
 """Bytes decompressed at a time, between which the event loop gets its turn."""
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "x-gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 
 
-async def read_body(request: web.Request, limit: int) -> bytes:
-    """The whole body, decompressed. `ApiError` 413 as soon as it is known to exceed `limit` bytes.
+_SMALL = 2**16
+"""Bytes that are decoded at once; more are worth the way to a worker."""
+
+_T = TypeVar("_T")
+
+
+async def read_as(request: web.Request, decode: Callable[[bytes], _T]) -> _T:
+    """The body as `decode` reads it; a big one in a worker, since it may be made of a million little things.
+
+    Raises what `read_body` and `decode` do.
+    """
+    body = await read_body(request)
+    return decode(body) if len(body) <= _SMALL else await request.app[SERVICE].in_worker(decode, body)
+
+
+async def read_body(request: web.Request) -> bytes:
+    """The whole body, decompressed. `ApiError` 413 as soon as it is known to exceed the server's `max_body_size`, 408
+    when it has not come within its `read_timeout`.
 
     The runner leaves the decompression to this function (see `server.make_runner`): aiohttp's own would go on
     unpacking the rest of a body that was refused, and ends the connection at a damaged one.
     """
+    limit = request.app[CONFIG].max_body_size
     if request.content_length is not None and request.content_length > limit:
         raise _too_large(limit)
+    seconds = request.app[CONFIG].read_timeout
+    try:
+        async with asyncio.timeout(seconds):
+            return await _read(request, limit)
+    except TimeoutError:
+        raise ApiError(
+            408, f"The body has not come within {seconds:g} seconds.", code="body_timeout"
+        ) from None
+
+
+async def _read(request: web.Request, limit: int) -> bytes:
     encoding = request.headers.get("Content-Encoding", "identity").lower()
     if encoding == "identity":
         body = bytearray()

@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from typing import Annotated, Any, Literal
 
 import msgspec
 from aiohttp import web
 
 from ..engine.cache_control import TIERS, Dropped, PinError
+from .answers import CacheStat, FlushAnswer, FlushProblem, PinAnswer, PinList, Unpinned, WarmAnswer
 from .auth import check_operator, namespace_of, tenant_of
-from .body import read_body
+from .body import read_as
 from .errors import ApiError, bad_request, json_response
-from .generation import Service
-from .keys import CONFIG, CONTROL, SERVICE
+from .keys import CONTROL, SERVICE
+from .openapi import Documented
 from .protocol import check_salt, decode
+from .service import Service
 from .warming import SaltedItem, encode_item, warm, warm_all
 
 PATIENCE = 1.0
@@ -55,6 +58,13 @@ class ClearBody(msgspec.Struct, kw_only=True):
     namespace: str | None = None
 
 
+class FlushQuery(msgspec.Struct):
+    """Parameters of `/flush_cache`."""
+
+    tier: Literal["device", "host", "disk"] | None = None
+    timeout: Annotated[float, msgspec.Meta(ge=0, le=MOST_PATIENCE)] = PATIENCE
+
+
 def add_cache_routes(router: web.UrlDispatcher) -> None:
     """Adds all routes of this module."""
     router.add_post("/flush_cache", flush)
@@ -66,6 +76,7 @@ def add_cache_routes(router: web.UrlDispatcher) -> None:
     router.add_post("/cache/unpin", unpin)
 
 
+@Documented(query=FlushQuery, answer=FlushAnswer, others={409: FlushProblem})
 async def flush(request: web.Request) -> web.Response:
     """Drops what nobody uses, from all tiers or from `?tier=`. 409 with the numbers when something stays."""
     check_operator(request)
@@ -73,15 +84,17 @@ async def flush(request: web.Request) -> web.Response:
     return await _drop(request, _tiers(tier), None, PATIENCE if patience is None else _seconds(patience))
 
 
+@Documented(body=ClearBody, answer=FlushAnswer, others={409: FlushProblem})
 async def clear(request: web.Request) -> web.Response:
     """The same by tier, by namespace, or by both, from a JSON body."""
     check_operator(request)
-    body = decode(await read_body(request, request.app[CONFIG].max_body_size), ClearBody)
+    body = await read_as(request, partial(decode, kind=ClearBody))
     if body.tier is None and body.namespace is None:
         raise bad_request("Give a tier, a namespace, or both; /flush_cache drops everything.", "tier")
     return await _drop(request, _tiers(body.tier), body.namespace, PATIENCE)
 
 
+@Documented(answer=CacheStat)
 async def stat(request: web.Request) -> web.Response:
     """Pages, bytes and hits by tier, and the namespaces with what the disk knows of them."""
     check_operator(request)
@@ -91,11 +104,12 @@ async def stat(request: web.Request) -> web.Response:
     return json_response(found)
 
 
+@Documented(body=WarmBody, answer=WarmAnswer)
 async def warm_prompts(request: web.Request) -> web.Response:
     """Computes prompts for the cache's sake. Items that cannot be are told of in their places; the others go on."""
     service = request.app[SERVICE]
     service.check_ready()
-    body = decode(await read_body(request, request.app[CONFIG].max_body_size), WarmBody)
+    body = await read_as(request, partial(decode, kind=WarmBody))
     check_salt(body.cache_salt)
     items = [(item, namespace_of(request, item.cache_salt or body.cache_salt)) for item in _items(body)]
     results: list[dict[str, Any]] = [{} for _ in items]
@@ -112,6 +126,7 @@ async def warm_prompts(request: web.Request) -> web.Response:
     )
 
 
+@Documented(body=PinBody, answer=PinAnswer)
 async def pin(request: web.Request) -> web.Response:
     """Computes a prefix unless it is cached, and keeps its whole pages on the host."""
     service, control = request.app[SERVICE], request.app[CONTROL]
@@ -128,6 +143,7 @@ async def pin(request: web.Request) -> web.Response:
     return json_response(pinned | {"computed_tokens": usage["computed_tokens"]})
 
 
+@Documented(body=PinBody, answer=Unpinned)
 async def unpin(request: web.Request) -> web.Response:
     """Lets go of a pin, by its id or by its prefix. 404 if there is none."""
     service, control = request.app[SERVICE], request.app[CONTROL]
@@ -146,6 +162,7 @@ async def unpin(request: web.Request) -> web.Response:
         raise ApiError(404, "The pin has gone meanwhile.", param="id", code="pin_not_found") from None
 
 
+@Documented(answer=PinList)
 async def pins(request: web.Request) -> web.Response:
     """What is pinned in the caller's namespaces, and the quota of all."""
     control = request.app[CONTROL]
@@ -217,6 +234,9 @@ def _seconds(text: str) -> float:
 
 
 def _items(body: WarmBody) -> list[SaltedItem]:
+    for given in (body.items, body.prompts if isinstance(body.prompts, list) else None, body.messages):
+        if given is not None and len(given) > MOST_ITEMS:
+            raise bad_request(f"{len(given)} items are more than {MOST_ITEMS} in one call.", "items")
     items = list(body.items or [])
     prompts = [body.prompts] if isinstance(body.prompts, str) else body.prompts or []
     items += [
@@ -239,7 +259,7 @@ def _items(body: WarmBody) -> list[SaltedItem]:
 
 
 async def _pin_body(request: web.Request) -> tuple[PinBody, bytes]:
-    body = decode(await read_body(request, request.app[CONFIG].max_body_size), PinBody)
+    body = await read_as(request, partial(decode, kind=PinBody))
     check_salt(body.cache_salt)
     return body, namespace_of(request, body.cache_salt)
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from aiohttp import web
 
-from .auth import namespace_of
-from .body import read_body
-from .errors import bad_request
-from .generation import Call, Choice, Event, Generation, Service
-from .keys import CONFIG, NOW, SERVICE
-from .logprobs import CompletionLogprobs
+from ..engine.request import SamplingParams
+from .answers import CompletionAnswer
+from .auth import namespace_of, priority_of
+from .body import read_as
+from .generation import Call, Choice, Event, Generation
+from .keys import NOW, SERVICE
+from .logprobs import CompletionLogprobs, prompt_entries
+from .openapi import Documented
 from .protocol import CompletionBody, decode_completion, prefetch_policy, prompts_of, sampling_params
+from .service import Service
 from .streaming import respond_stream, respond_whole
 
 if TYPE_CHECKING:
@@ -20,23 +25,25 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_TOKENS = 16
 
+_T = TypeVar("_T")
 
+
+@Documented(body=CompletionBody, answer=CompletionAnswer, events=CompletionAnswer)
 async def completions(request: web.Request) -> web.StreamResponse:
     """Continues texts or token ids."""
     service = request.app[SERVICE]
     started = service.clock()
     service.check_ready()
-    body = decode_completion(await read_body(request, request.app[CONFIG].max_body_size))
+    body = await read_as(request, decode_completion)
     service.check_model(body.model)
     prompts, echo = await service.in_worker(encode_prompts, service, body)
-    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     call = Call(
         prefix="cmpl",
         prompts=prompts,
-        params=sampling_params(body, max_tokens=max_tokens, logprobs=body.logprobs),
+        params=_params(body),
         namespace=namespace_of(request, body.cache_salt),
         prefetch=prefetch_policy(body),
-        priority=body.priority or 0,
+        priority=priority_of(request, body.priority),
         echo=echo,
         started=started,
     )
@@ -49,20 +56,45 @@ async def completions(request: web.Request) -> web.StreamResponse:
 
 def encode_prompts(service: Service, body: CompletionBody) -> tuple[list[list[int]], list[str] | None]:
     """Token ids of each prompt and, for `echo`, their texts. Raises `ApiError` 400."""
-    tokenizer = service.engine.tokenizer
-    prompts: list[list[int]] = []
-    texts: list[str] = []
-    for prompt in prompts_of(body):
-        if not prompt:
-            raise bad_request("prompt must not be empty.", "prompt")
+    given, keep = prompts_of(body.prompt), body.truncate_prompt_tokens
+    prompts = encode_all(
+        service, given, "prompt", keep=keep, add_special=body.add_special_tokens is not False
+    )
+    if not body.echo:
+        return prompts, None
+    decode = service.engine.tokenizer.decode
+    texts = [
+        prompt if isinstance(prompt, str) and keep is None else decode(ids)
+        for prompt, ids in zip(given, prompts, strict=True)
+    ]
+    return prompts, texts
+
+
+def encode_all(
+    service: Service, prompts: list[str | list[int]], param: str, *, keep: int | None, add_special: bool
+) -> list[list[int]]:
+    """Token ids of texts, and checked ids as they are. Raises `ApiError` 400."""
+    add_bos = service.engine.tokenizer.add_bos and add_special
+
+    def encode(prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
-            prompts.append(service.encode(prompt, add_bos=tokenizer.add_bos, param="prompt"))
-        else:
-            service.check_ids(prompt, "prompt")
-            prompts.append(prompt)
-        if body.echo:
-            texts.append(prompt if isinstance(prompt, str) else tokenizer.decode(prompt))
-    return prompts, texts if body.echo else None
+            return service.encode(prompt, add_bos=add_bos, param=param, keep=keep)
+        ids = service.keep_last(prompt, keep)
+        service.check_ids(ids, param)
+        return ids
+
+    return [encode(prompt) for prompt in prompts]
+
+
+def _params(body: CompletionBody) -> SamplingParams:
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    params = sampling_params(body, max_tokens=max_tokens, logprobs=body.logprobs)
+    if body.echo and body.logprobs is not None:
+        params.prompt_logprobs = max(params.prompt_logprobs or 0, body.logprobs)
+    if body.best_of is not None and body.best_of > params.n:
+        # The best are those whose tokens are the likeliest.
+        params.n, params.logprobs = body.best_of, params.logprobs or 0
+    return params
 
 
 class CompletionForm:
@@ -73,12 +105,14 @@ class CompletionForm:
         self._call = call
         self._created = created
         self._top = body.logprobs
+        self._prompt_top = body.prompt_logprobs
+        self._n = body.n or 1
         self._token_ids = bool(body.return_token_ids)
         self._logprobs: dict[int, CompletionLogprobs] = {}
         self._opened: set[int] = set()
 
     def answer(self, generation: Generation, choices: list[Choice]) -> dict[str, Any]:
-        told = [self._choice(choice) for choice in choices]
+        told = [self._choice(choice) for choice in self._best(choices)]
         return self.chunk(generation, told) | {"usage": generation.usage()}
 
     def chunk(self, generation: Generation, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -91,8 +125,23 @@ class CompletionForm:
         }
 
     def choices(self, generation: Generation, event: Event) -> list[dict[str, Any]]:
-        silent = not event.logprobs and not (self._token_ids and event.token_ids)
-        return [] if silent and not event.text and not event.finish_reason else [self._choice(event)]
+        shows = event.text or event.finish_reason or event.logprobs or event.prompt_logprobs is not None
+        return [self._choice(event)] if shows or (self._token_ids and event.token_ids) else []
+
+    def _best(self, choices: list[Choice]) -> list[Choice]:
+        """The `n` choices of each prompt whose tokens are the likeliest, on average; all, unless more were made."""
+        made = self._call.params.n
+        if made == self._n:
+            return choices
+        best = [
+            choice
+            for first in range(0, len(choices), made)
+            for choice in sorted(choices[first : first + made], key=_mean_logprob, reverse=True)[: self._n]
+        ]
+        return [replace(choice, index=index) for index, choice in enumerate(best)]
+
+    def _prompt_of(self, index: int, of: Sequence[_T]) -> _T:
+        return of[index // self._n]
 
     def _choice(self, part: Choice | Event) -> dict[str, Any]:
         told: dict[str, Any] = {
@@ -104,8 +153,11 @@ class CompletionForm:
         if self._token_ids:
             if part.index not in self._opened:
                 self._opened.add(part.index)
-                told["prompt_token_ids"] = self._call.prompts[part.index // self._call.params.n]
+                told["prompt_token_ids"] = self._prompt_of(part.index, self._call.prompts)
             told["token_ids"] = part.token_ids
+        if self._prompt_top is not None and part.prompt_logprobs is not None:
+            tokenizer = self._engine.tokenizer
+            told["prompt_logprobs"] = prompt_entries(tokenizer, part.prompt_logprobs, self._prompt_top)
         return told
 
     def _block(self, part: Choice | Event) -> dict[str, Any] | None:
@@ -115,4 +167,16 @@ class CompletionForm:
             self._logprobs[part.index] = CompletionLogprobs(
                 self._engine.tokenizer, self._top, skip_special_tokens=self._call.params.skip_special_tokens
             )
-        return self._logprobs[part.index].add(part.logprobs)
+        blocks = self._logprobs[part.index]
+        if self._call.echo is None or part.prompt_logprobs is None:
+            return blocks.add(part.logprobs)
+        prompt = self._prompt_of(part.index, self._call.prompts)
+        text = self._prompt_of(part.index, self._call.echo)
+        echoed = blocks.add_echo(prompt, part.prompt_logprobs, text)
+        rest = blocks.add(part.logprobs)
+        return {name: echoed[name] + rest[name] for name in echoed}
+
+
+def _mean_logprob(choice: Choice) -> float:
+    values = [position.logprob for position in choice.logprobs]
+    return sum(values) / len(values) if values else 0.0

@@ -1,8 +1,9 @@
-"""Errors as clients see them: always JSON of OpenAI's form, never a traceback."""
+"""Errors as clients see them: always JSON in the form of the protocol that they speak, never a traceback."""
 
 from __future__ import annotations
 
 import logging
+import traceback
 from typing import Any
 
 import msgspec
@@ -21,7 +22,23 @@ _TYPES = {
     409: "conflict_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
+    504: "timeout_error",
 }
+
+_ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+CLIENT_LEFT = 499
+"""Status under which calls are counted whose client went away; it is never sent."""
 
 
 class ApiError(Exception):
@@ -39,6 +56,13 @@ class ApiError(Exception):
         default = "server_error" if self.status >= 500 else "invalid_request_error"
         kind = _TYPES.get(self.status, default)
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def anthropic_payload(error: ApiError) -> dict[str, Any]:
+    """An error in the form of Anthropic's API: `{"type": "error", "error": {type, message}}`."""
+    default = "api_error" if error.status >= 500 else "invalid_request_error"
+    kind = _ANTHROPIC_TYPES.get(error.status, default)
+    return {"type": "error", "error": {"type": kind, "message": error.message}}
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -72,7 +96,10 @@ def as_api_error(error: Exception) -> ApiError:
                 "The body could not be read: it is cut off, or not encoded as its headers say."
             )
         case _:
-            log.error("unexpected error", exc_info=error)
+            # Where it happened, without the message, which may quote the prompt.
+            places = "".join(traceback.format_tb(error.__traceback__))
+            log.error("unexpected %s\n%s", type(error).__name__, places)
+            log.debug("its message", exc_info=error)
             return internal_error()
 
 
@@ -88,7 +115,11 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
     try:
         return await handler(request)
     except ConnectionError:
-        raise
+        if request.transport is not None:
+            # The client is there, but does not read: what is still to be sent would be kept for it for ever.
+            request.transport.abort()
+        # No error of ours, to be logged as one; nobody gets to read this.
+        return web.Response(status=CLIENT_LEFT)
     except Exception as error:
         answer = as_api_error(error)
         headers: dict[str, str] = {}
@@ -99,9 +130,11 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
             answer.message = f"There is nothing at {request.path}."
         if answer.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
-        if answer.status == 503:
+        if answer.status in (429, 503):
             headers["Retry-After"] = "1"
-        return json_response(answer.payload(), answer.status, headers)
+        anthropic = request.path == _ANTHROPIC_PATH or request.path.startswith(f"{_ANTHROPIC_PATH}/")
+        payload = anthropic_payload(answer) if anthropic else answer.payload()
+        return json_response(payload, answer.status, headers)
 
 
 def _code(reason: str) -> str:

@@ -4,52 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from ..engine.errors import EngineStopped
 from ..engine.prefetch_policy import PrefetchPolicy
+from ..engine.reading import PromptScores
 from ..engine.request import Delta, Request, SamplingParams, TokenLogprob
 from ..engine.validate import ParameterError, check_prompt, check_sampling
 from .errors import ApiError, bad_request, internal_error, unavailable
-from .metrics import ServingMetrics
 
 if TYPE_CHECKING:
-    from ..engine.engine import Engine
+    from .service import Service
 
+MAX_UNREAD = 16_384
+"""Events of one call that may pile up because its client does not read them."""
 MAX_CHOICES = 1024
 """Prompts times n of one call."""
-
-WATCH_INTERVAL = 0.5
-"""Seconds between looks at the engine's health."""
-MAX_HEARTBEAT_AGE = 60.0
-"""Seconds without a sign of life from the engine's loop before it counts as hung."""
-
-_T = TypeVar("_T")
-
-
-class EngineRunner(Protocol):
-    """What serving needs of `engine.thread.EngineThread`."""
-
-    engine: Engine
-    on_fault: Callable[[], None]
-
-    def start(self) -> None: ...
-    def close(self, drain_timeout: float = ...) -> None: ...
-    def hurry(self) -> None: ...
-    def call(self, work: Callable[[], _T]) -> Future[_T]: ...
-    def submit(self, requests: list[Request]) -> None: ...
-    def abort(self, request_ids: list[str]) -> None: ...
-    def heartbeat_age(self) -> float: ...
-    @property
-    def alive(self) -> bool: ...
-    @property
-    def ready(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +43,17 @@ class Call:
     """Field of the body that the prompts came from, for error messages."""
     echo: list[str] | None = None
     """Text to put before each prompt's answers; with `params.max_tokens` 0 there is nothing else."""
+    embeds: bool = False
+    """Embeddings are wanted of the prompts, and nothing else."""
+    rid: str | None = None
+    """The caller's own name for this call, by which it can be aborted."""
     started: float
     """When the call came in, on the service's clock."""
+
+    @property
+    def computes(self) -> bool:
+        """Whether the engine has anything to do."""
+        return self.embeds or self.params.max_tokens > 0 or self.params.prompt_logprobs is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +65,8 @@ class Event:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    """Of all of the prompt's tokens but the first; comes once, with the echo if there is one, before all else."""
 
 
 @dataclass(slots=True)
@@ -94,157 +78,15 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
 
     def add(self, event: Event) -> None:
+        if event.prompt_logprobs is not None:
+            self.prompt_logprobs = event.prompt_logprobs
         self.text += event.text
         self.token_ids += event.token_ids
         self.logprobs += event.logprobs
         self.finish_reason = event.finish_reason or self.finish_reason
-
-
-class Service:
-    """What handlers share: the engine's thread, workers for text, metrics, and the calls in progress."""
-
-    def __init__(
-        self, thread: EngineRunner, metrics: ServingMetrics, clock: Callable[[], float], created: int
-    ):
-        self.thread = thread
-        self.created = created
-        self.metrics = metrics
-        self.clock = clock
-        self.draining = False
-        self.warm = True
-        """False while the prompts of the warm-up file are being computed."""
-        self.mailbox = Mailbox()
-        self._open: set[Generation] = set()
-        # Tokenizing a long prompt takes whole seconds: two, so that one cannot hold up all the others.
-        self._making = threading.Lock()
-        tokenizer = thread.engine.tokenizer
-        self._longest_token = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
-        self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="text")
-
-    @property
-    def engine(self) -> Engine:
-        return self.thread.engine
-
-    @property
-    def live(self) -> bool:
-        """The engine's loop runs and shows it; while it warms up, running is enough."""
-        beating = not self.thread.ready or self.thread.heartbeat_age() < MAX_HEARTBEAT_AGE
-        return self.thread.alive and beating
-
-    def check_ready(self, *, warming: bool = False) -> None:
-        """Raises `ApiError` 503 when a call cannot be taken now; `warming`: one of the server's own."""
-        if self.draining:
-            raise unavailable("The server is shutting down.", "shutting_down")
-        if not self.thread.alive:
-            raise _engine_stopped()
-        if not self.thread.ready:
-            raise unavailable("The engine is still warming up.", "not_ready")
-        if not self.warm and not warming:
-            raise unavailable("The cache is still being warmed.", "not_ready")
-
-    def check_model(self, name: str | None) -> None:
-        """Raises `ApiError` 404 unless `name` is the served model or left away."""
-        if name is not None and name != self.engine.model_name:
-            message = f"There is no model {name[:200]!r} here; this server has {self.engine.model_name!r}."
-            raise ApiError(404, message, param="model", code="model_not_found")
-
-    async def in_worker(self, work: Callable[..., _T], *args: Any) -> _T:
-        """Runs text work in a worker thread, so that the event loop goes on meanwhile."""
-        return await asyncio.get_running_loop().run_in_executor(self._workers, work, *args)
-
-    async def in_engine(self, work: Callable[[], _T]) -> _T:
-        """Runs `work` in the engine's thread, between two steps. Raises `ApiError` 503 if that cannot be."""
-        self.check_ready()
-        try:
-            return await asyncio.wrap_future(self.thread.call(work))
-        except EngineStopped:
-            raise _engine_stopped() from None
-
-    def encode(self, text: str, *, add_bos: bool, param: str) -> list[int]:
-        """Token ids of a text, for workers. Refuses what cannot fit (`ApiError` 400) before the work of tokenizing."""
-        self.check_length(len(text) // self._longest_token, param)
-        return self.engine.tokenizer.encode(text, add_bos=add_bos)
-
-    def check_length(self, least: int, param: str) -> None:
-        """Raises `ApiError` 400 when a prompt of at least so many tokens leaves no room for an answer."""
-        context = self.engine.context_length
-        if least > context:
-            message = f"{param} has at least {least} tokens, but the context length is {context} tokens"
-            raise bad_request(message, param, "context_length_exceeded")
-
-    def check_ids(self, ids: list[int], param: str) -> None:
-        """Raises `ApiError` 400 when the ids leave no room for an answer or lie outside the vocabulary."""
-        self.check_length(len(ids), param)
-        vocab = self.engine.model_config.vocab_size
-        for token_id in ids:
-            if not 0 <= token_id < vocab:
-                message = f"{param}: token id {token_id} is outside the vocabulary of {vocab}"
-                raise bad_request(message[:200], param)
-
-    def generate(self, call: Call) -> Generation:
-        """The call's generation, to be used as `async with`: entering checks and submits it, leaving aborts the rest.
-
-        Entering raises `ApiError` or `ParameterError` for what the engine cannot do.
-        """
-        return Generation(self, call)
-
-    def make_requests(self, call: Call, call_id: str, on_delta: Callable[[Delta], None]) -> list[Request]:
-        """The call's engine requests in the order of its choices, for workers. Raises `ParameterError`."""
-        # One at a time: the engine draws seeds from one generator.
-        with self._making:
-            return [
-                request
-                for p, prompt in enumerate(call.prompts)
-                for request in self.engine.make_requests(
-                    prompt,
-                    call.params,
-                    request_id=f"{call_id}-{p}",
-                    namespace=call.namespace,
-                    priority=call.priority,
-                    prefetch=call.prefetch,
-                    on_delta=on_delta,
-                )
-            ]
-
-    def submit(self, generation: Generation, requests: list[Request]) -> None:
-        """Hands requests to the engine, and the generation to those who watch over it."""
-        self.check_ready(warming=generation.call.warming)
-        self.thread.submit(requests)
-        self._open.add(generation)
-
-    def discard(self, generation: Generation, unfinished: list[str]) -> None:
-        """Forgets a generation that ended, and aborts what it leaves unfinished."""
-        self._open.discard(generation)
-        if unfinished:
-            self.thread.abort(unfinished)
-
-    async def drain(self, timeout: float) -> None:
-        """Takes no more calls; returns when the running ones have ended, after `timeout` seconds by force."""
-        self.draining = True
-        deadline = self.clock() + timeout
-        while self._open and self.clock() < deadline:
-            await asyncio.sleep(0.02)
-        self.fail_open(unavailable("The server is shutting down.", "shutting_down"))
-
-    def fail_open(self, error: ApiError) -> None:
-        """Ends every call in progress with an error."""
-        for generation in list(self._open):
-            generation.fail(error)
-
-    async def watch(self) -> None:
-        """Runs for ever: samples rates, and ends the calls of an engine that died, which nobody else would."""
-        while True:
-            self.metrics.sample()
-            if not self.thread.alive:
-                self.fail_open(_engine_stopped())
-            await asyncio.sleep(WATCH_INTERVAL)
-
-    def close(self) -> None:
-        """Ends open calls and the workers."""
-        self.fail_open(unavailable("The server is shutting down.", "shutting_down"))
-        self._workers.shutdown(wait=True, cancel_futures=True)
 
 
 class Mailbox:
@@ -284,6 +126,8 @@ class Generation:
         self._requests: list[Request] = []
         self._index: dict[str, int] = {}
         self._unfinished: set[str] = set()
+        self._told_prompts: set[int] = set()
+        self._cut = False
         self._last_delta: dict[str, float] = {}
         self._completion_tokens = 0
         self._pending: list[Event] = []
@@ -293,13 +137,11 @@ class Generation:
     async def __aenter__(self) -> Generation:
         call, service = self.call, self._service
         self._check()
-        if call.echo is not None:
-            reason = "length" if call.params.max_tokens == 0 else None
-            for index in range(self.num_choices):
-                text = call.echo[index // call.params.n]
-                self._pending.append(Event(index, text, finish_reason=reason))
+        if call.echo is not None and call.params.prompt_logprobs is None:
+            reason = None if call.computes else "length"
+            self._pending += [Event(i, self._echo(i), finish_reason=reason) for i in range(self.num_choices)]
             self._wake.set()
-        if call.params.max_tokens == 0:
+        if not call.computes:
             return self
         on_delta = partial(service.mailbox.put, asyncio.get_running_loop(), self)
         try:
@@ -319,11 +161,11 @@ class Generation:
     def _check(self) -> None:
         call, engine = self.call, self._service.engine
         vocab, context = engine.model_config.vocab_size, engine.context_length
-        check_sampling(call.params, vocab_size=vocab, allow_no_tokens=call.echo is not None)
-        if self.num_choices > MAX_CHOICES:
+        check_sampling(call.params, vocab_size=vocab, allow_no_tokens=call.echo is not None or call.embeds)
+        if self.num_choices > MAX_CHOICES and not call.embeds:
             count = f"{len(call.prompts)} prompts times n = {call.params.n}"
             raise bad_request(f"{count} is more than {MAX_CHOICES} choices in one call.", "n")
-        if call.params.max_tokens == 0:
+        if not call.computes:
             for prompt in call.prompts:
                 check_prompt(
                     prompt,
@@ -333,13 +175,24 @@ class Generation:
                     params=call.params,
                 )
 
+    @property
+    def requests(self) -> list[Request]:
+        """What the engine was asked for, in the order of the choices."""
+        return self._requests
+
+    @property
+    def failure(self) -> ApiError | None:
+        """What ended the stream of events before its time."""
+        return self._failure
+
     def deliver(self, delta: Delta) -> None:
         """Takes over what the engine reports of one request."""
         request = delta.request
         if request.id not in self._unfinished:
             return
         self._observe(delta)
-        if delta.error is not None or delta.finish_reason in ("abort", "error"):
+        aborted = delta.finish_reason == "abort" and not self._cut
+        if delta.error is not None or aborted or delta.finish_reason == "error":
             self.fail(_engine_error(delta))
             self._unfinished.discard(request.id)
             return
@@ -347,9 +200,38 @@ class Generation:
             self._unfinished.discard(request.id)
         self._completion_tokens += len(delta.token_ids)
         index = self._index[request.id]
+        self._tell_prompt(index, request)
         event = Event(index, delta.text, delta.token_ids, delta.logprobs, delta.finish_reason)
         self._pending.append(event)
         self._wake.set()
+        if len(self._pending) > MAX_UNREAD:
+            self._drop_reader()
+
+    def _drop_reader(self) -> None:
+        self.fail(ApiError(408, "The client does not read what it asked for.", code="client_too_slow"))
+        self._service.thread.abort(list(self._unfinished))
+        self._unfinished.clear()
+
+    def _tell_prompt(self, index: int, request: Request) -> None:
+        """Before the first event of a choice, what was wanted of its prompt."""
+        reading = request.reading
+        if (
+            not isinstance(reading, PromptScores)
+            or index in self._told_prompts
+            or reading.done < reading.total
+        ):
+            return
+        self._told_prompts.add(index)
+        self._pending.append(Event(index, self._echo(index), prompt_logprobs=reading.logprobs))
+
+    def _echo(self, index: int) -> str:
+        echo = self.call.echo
+        return "" if echo is None else echo[index // self.call.params.n]
+
+    def cut(self) -> None:
+        """Ends every choice where it is, with the finish reason `abort`."""
+        self._cut = True
+        self._service.thread.abort(list(self._unfinished))
 
     def fail(self, error: ApiError) -> None:
         """Ends the stream of events with `error`, after those that are already here; too late once all are."""
@@ -399,10 +281,6 @@ class Generation:
             self._last_delta[request.id] = now
         if delta.finish_reason in ("stop", "length"):
             service.metrics.observe_finished(request, now - self.call.started)
-
-
-def _engine_stopped() -> ApiError:
-    return unavailable("The engine has stopped.", "engine_stopped")
 
 
 def _engine_error(delta: Delta) -> ApiError:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ..engine.cache_control import CacheControl
 from ..engine.request import Request
 from ..engine.stats import EngineStats
+from .metrics_alias import AliasCollector
 from .tier_metrics import TierCollector
 
 if TYPE_CHECKING:
@@ -27,8 +28,13 @@ _LONG = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800)
 _SHORT = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075)
 BUCKETS = _SHORT + _LONG
 """Seconds, from a millisecond to half an hour."""
+LAG_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2, 5, 10)
+"""Seconds that the event loop is late."""
 TOKEN_BUCKETS = (0.0005, *_SHORT, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10, 30, 60, 300, 1800)
 """Seconds between tokens."""
+
+MOST_RECENT = 4096
+"""Values that a `RecentHistogram` keeps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +42,58 @@ class _Sample:
     at: float
     prompt_tokens: int
     cached_tokens: int
+    generated_tokens: int
     busy_seconds: float
     disk_evicted: int
     disk_pages: int
 
 
-class ServingMetrics:
-    """All metrics of one server, in a registry of its own. `clock` gives seconds, monotonic."""
+class RecentHistogram:
+    """A histogram that also keeps the latest values, for who wants more than buckets."""
 
-    def __init__(self, engine: Engine, control: CacheControl, clock: Callable[[], float]):
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
+        self._recent: deque[float] = deque(maxlen=MOST_RECENT)
+
+    def observe(self, seconds: float) -> None:
+        self._histogram.observe(seconds)
+        self._recent.append(seconds)
+
+    def take_recent(self) -> list[float]:
+        """The values since the last call, or the latest of them when they were very many."""
+        taken = list(self._recent)
+        self._recent.clear()
+        return taken
+
+
+class ServingMetrics:
+    """All metrics of one server, in a registry of its own. `clock` gives seconds, monotonic.
+
+    `alias`: the engine under whose names the most used ones are shown once more.
+    """
+
+    def __init__(
+        self, engine: Engine, control: CacheControl, clock: Callable[[], float], alias: str | None = None
+    ):
         self._stats: Callable[[], EngineStats] = lambda: engine.stats
         self._control = control
         self._clock = clock
         self._samples: deque[_Sample] = deque()
         self.registry = CollectorRegistry()
-        self.registry.register(_EngineCollector(self, self._stats))
+        engine_collector = _EngineCollector(self, self._stats)
+        self.registry.register(engine_collector)
         self.registry.register(TierCollector(engine, control, self.disk_eviction_rate))
-        self.ttft = self._histogram(
+        # Memory, descriptors and processor time of this process.
+        ProcessCollector(namespace="tierax", registry=self.registry)
+        self.tasks = Gauge("tierax_event_loop_tasks", "Tasks of the event loop.", registry=self.registry)
+        ttft = self._histogram(
             "time_to_first_token_seconds", "From the call's arrival to its first token.", BUCKETS
+        )
+        self.ttft = RecentHistogram(ttft)
+        self.loop_lag = self._histogram(
+            "event_loop_lag_seconds",
+            "By how much the server's event loop was late, now and then.",
+            LAG_BUCKETS,
         )
         self.inter_token = self._histogram(
             "inter_token_latency_seconds", "Between two tokens of one choice.", TOKEN_BUCKETS
@@ -73,6 +113,9 @@ class ServingMetrics:
             ("route", "status"),
             registry=self.registry,
         )
+        if alias is not None:
+            sources = (engine_collector, ttft, self.inter_token, self._tpot, self._queue, self._e2e)
+            self.registry.register(AliasCollector(alias, engine, sources))
         self.sample()
 
     def observe_finished(self, request: Request, seconds: float) -> None:
@@ -96,6 +139,7 @@ class ServingMetrics:
                 now,
                 stats.prompt_tokens,
                 stats.cached_tokens,
+                stats.generated_tokens,
                 stats.device_busy_seconds,
                 *self._control.disk_churn(),
             )
@@ -109,6 +153,12 @@ class ServingMetrics:
         stats, old = self._stats(), self._samples[0]
         queries = stats.prompt_tokens - old.prompt_tokens
         return (stats.cached_tokens - old.cached_tokens) / queries if queries else math.nan
+
+    def output_rate(self) -> float:
+        """Tokens generated per second of the last minute; NaN right after the start."""
+        old = self._samples[0]
+        elapsed = self._clock() - old.at
+        return (self._stats().generated_tokens - old.generated_tokens) / elapsed if elapsed > 0 else math.nan
 
     def busy_ratio(self) -> float:
         """Share of the last minute in which the device computed; NaN right after the start."""
@@ -160,6 +210,11 @@ class _EngineCollector(Collector):
             ("requests_waiting", "Requests that wait for their first step or for pages.", stats.waiting),
             ("requests_running", "Requests in the batch.", stats.running),
             ("kv_usage_ratio", "Share of the device's pages held by running requests.", _usage(stats)),
+            (
+                "output_tokens_per_second",
+                "Tokens generated per second of the last minute.",
+                self._metrics.output_rate(),
+            ),
             ("cache_hit_rate", "Cached share of the last minute's prompt tokens.", self._metrics.hit_rate()),
             (
                 "device_busy_ratio",

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
 from ..engine.prefetch_policy import PrefetchPolicy
 from ..engine.request import SamplingParams
-from ..engine.validate import check_messages
+from ..engine.validate import MAX_BIAS_ENTRIES, check_messages
 from .errors import bad_request
+from .tool_fields import check_calls, check_tools
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +30,6 @@ class StreamOptions(msgspec.Struct):
 class _Unsupported(msgspec.Struct, kw_only=True):
     """Fields whose meaning this server cannot honour: refused by name unless they ask for nothing."""
 
-    tools: Any = None
-    tool_choice: Any = None
     functions: Any = None
     function_call: Any = None
     response_format: Any = None
@@ -46,8 +45,6 @@ class _Unsupported(msgspec.Struct, kw_only=True):
     audio: Any = None
     web_search_options: Any = None
     suffix: Any = None
-    prompt_logprobs: Any = None
-    truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
     logits_processors: Any = None
 
@@ -80,6 +77,8 @@ class Common(_Unsupported, kw_only=True):
     prefetch_policy: str | None = None
     priority: int | None = None
     return_token_ids: bool | None = None
+    prompt_logprobs: int | None = None
+    truncate_prompt_tokens: int | None = None
 
 
 class ChatBody(Common, kw_only=True):
@@ -93,14 +92,31 @@ class ChatBody(Common, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    separate_reasoning: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+Prompts = str | list[str | int | list[int]]
+"""A text, token ids, or a list of one of these kinds."""
+
 
 class CompletionBody(Common, kw_only=True):
     """Body of `/v1/completions`."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: Prompts
     logprobs: int | None = None
     echo: bool | None = None
     best_of: int | None = None
+    add_special_tokens: bool | None = None
 
 
 def decode_chat(body: bytes) -> ChatBody:
@@ -111,6 +127,10 @@ def decode_chat(body: bytes) -> ChatBody:
     chat = decode(body, ChatBody)
     _check_common(chat)
     chat.messages = plain_messages(chat.messages)
+    check_tools(chat.tools or [])
+    if chat.store:
+        message = "store is not supported: chat answers are not kept; /v1/responses keeps its own."
+        raise bad_request(message, "store", "unsupported_parameter")
     if chat.top_logprobs is not None:
         if not 0 <= chat.top_logprobs <= MAX_TOP_LOGPROBS:
             raise bad_request(f"top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}.", "top_logprobs")
@@ -134,46 +154,58 @@ def decode_completion(body: bytes) -> CompletionBody:
     """Parses and checks a completions body. Raises `ApiError` 400."""
     completion = decode(body, CompletionBody)
     _check_common(completion)
-    if completion.echo and completion.logprobs is not None:
-        raise bad_request("echo together with logprobs is not supported.", "echo", "unsupported_parameter")
     n = 1 if completion.n is None else completion.n
-    if completion.best_of is not None and completion.best_of != n:
-        raise bad_request(f"best_of other than n ({n}) is not supported.", "best_of", "unsupported_parameter")
+    if completion.best_of is not None and completion.best_of < n:
+        raise bad_request(f"best_of must be at least n ({n}).", "best_of")
+    if completion.best_of is not None and completion.best_of > n and completion.stream:
+        message = "best_of above n cannot be streamed: which choices are the best is known at the end."
+        raise bad_request(message, "best_of")
     return completion
 
 
-def prompts_of(body: CompletionBody) -> list[str | list[int]]:
-    """The prompts of a completions body, each a text or token ids, in order. Raises `ApiError` 400."""
-    prompt = body.prompt
+def prompts_of(prompt: Prompts, param: str = "prompt") -> list[str | list[int]]:
+    """The prompts of a body's field, each a text or token ids that are not empty, in order. Raises `ApiError` 400."""
     if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise bad_request("prompt must not be empty.", "prompt")
+        prompt = [prompt]
+    if not prompt or not all(part or isinstance(part, int) for part in prompt):
+        raise bad_request(f"{param} must not be empty.", param)
     if all(isinstance(part, int) for part in prompt):
         return [[part for part in prompt if isinstance(part, int)]]
     prompts = [part for part in prompt if not isinstance(part, int)]
     if len({type(part) for part in prompts}) != 1 or len(prompts) != len(prompt):
-        raise bad_request("prompt must be a text, token ids, or a list of one of these kinds.", "prompt")
+        raise bad_request(f"{param} must be a text, token ids, or a list of one of these kinds.", param)
     return prompts
 
 
-def sampling_params(body: Common, *, max_tokens: int, logprobs: int | None) -> SamplingParams:
-    """The body's sampling fields in the engine's terms; ranges are checked by the engine."""
+def sampling_params(body: msgspec.Struct, *, max_tokens: int, logprobs: int | None) -> SamplingParams:
+    """The sampling fields that the body has, in the engine's terms; ranges are checked by the engine."""
     params = SamplingParams(max_tokens=max_tokens, logprobs=logprobs)
     for name in _COPIED:
-        value = getattr(body, name)
+        value = getattr(body, name, None)
         if value is not None:
             setattr(params, name, value)
-    if body.stop is not None:
-        params.stop = [body.stop] if isinstance(body.stop, str) else body.stop
-    for key, bias in (body.logit_bias or {}).items():
+    stop: str | list[str] | None = getattr(body, "stop", None)
+    if stop is not None:
+        params.stop = [stop] if isinstance(stop, str) else stop
+    logit_bias: dict[str, float] = getattr(body, "logit_bias", None) or {}
+    if len(logit_bias) > MAX_BIAS_ENTRIES:
+        message = f"logit_bias has {len(logit_bias)} entries, at most {MAX_BIAS_ENTRIES} are allowed."
+        raise bad_request(message, "logit_bias")
+    for key, bias in logit_bias.items():
         if not re.fullmatch(r"-?\d{1,18}", key, re.ASCII):
             raise bad_request(f"logit_bias: {key[:40]!r} is not a token id.", "logit_bias")
         params.logit_bias[int(key)] = bias
     return params
 
 
-def prefetch_policy(body: Common) -> PrefetchPolicy | None:
+class Waiting(Protocol):
+    """A body that may say how long to wait for the disk."""
+
+    @property
+    def prefetch_policy(self) -> str | None: ...
+
+
+def prefetch_policy(body: Waiting) -> PrefetchPolicy | None:
     """How long the call waits for the disk; None = as the server does. Raises `ApiError` 400."""
     if body.prefetch_policy is None:
         return None
@@ -187,6 +219,7 @@ _COPIED = (
     *("temperature", "top_p", "top_k", "min_p", "n", "seed"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty"),
     *("min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens"),
+    "prompt_logprobs",
 )
 
 _Body = TypeVar("_Body", bound=msgspec.Struct)
@@ -236,7 +269,20 @@ def _check_common(body: Common) -> None:
     if body.stream_options is not None and not body.stream:
         raise bad_request("stream_options needs stream: true.", "stream_options")
     check_salt(body.cache_salt)
-    if body.priority is not None and not -(2**31) <= body.priority < 2**31:
+    check_truncation(body.truncate_prompt_tokens)
+    check_priority(body.priority)
+
+
+def check_truncation(keep: int | None) -> None:
+    """Raises `ApiError` 400 for a number of tokens that no prompt can be cut to."""
+    if keep is not None and not -1 <= keep != 0:
+        message = "truncate_prompt_tokens must be at least 1, or -1 for as many as leave room for an answer."
+        raise bad_request(message, "truncate_prompt_tokens")
+
+
+def check_priority(priority: int | None) -> None:
+    """Raises `ApiError` 400 for a priority out of range."""
+    if priority is not None and not -(2**31) <= priority < 2**31:
         raise bad_request("priority must fit 32 bits.", "priority")
 
 
@@ -247,8 +293,6 @@ def check_salt(cache_salt: str | None) -> None:
 
 
 _HARMLESS: dict[str, Callable[[Common, Any], bool]] = {
-    "tools": lambda body, _: body.tool_choice == "none",
-    "tool_choice": lambda body, value: value == "none" or (value == "auto" and not body.tools),
     "functions": lambda body, _: body.function_call == "none",
     "function_call": lambda body, value: value == "none" or (value == "auto" and not body.functions),
     "response_format": lambda _, value: value == {"type": "text"},
@@ -266,6 +310,9 @@ def _plain_message(message: dict[str, Any], where: str) -> dict[str, Any]:
     role, content = message["role"], message.get("content")
     if isinstance(content, list):
         content = "\n".join(_text_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+    check_calls(message, where)
+    if not isinstance(message.get("reasoning_content", ""), str | None):
+        raise bad_request(f"{where}.reasoning_content must be a text.", f"{where}.reasoning_content")
     # "developer" is the newer spelling of "system", which is what models' templates know.
     return {**message, "role": "system" if role == "developer" else role, "content": content or ""}
 

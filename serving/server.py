@@ -7,18 +7,23 @@ import errno
 import logging
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
-from ..engine.config import EngineConfig
+from ..engine.config import ConfigError, EngineConfig
 from .app import make_app
 from .auth import load_keys, salted
+from .batch.archive import check_data_dir
 from .config import ServerConfig
 from .errors import ApiError
-from .generation import EngineRunner, Service
-from .keys import SERVICE
+from .headers import AccessLog
+from .keys import CONFIG, SERVICE
+from .service import EngineRunner, Service
+from .tracing import check_packages
 from .warming import Line, read_warmup_file, warm_all
 
 EXIT_PORT_IN_USE = 2
@@ -48,6 +53,10 @@ def run(config: EngineConfig, server: ServerConfig) -> int:
     with listener:
         # So should mistakes in files.
         load_keys(server)
+        if server.otlp_endpoint is not None:
+            check_packages()
+        tls_context(server)
+        check_data_dir(server)
         warmup = read_warmup_file(server.warmup_file) if server.warmup_file is not None else []
         # jax and the model's code load here, not when the command is parsed.
         from ..engine.engine import Engine
@@ -70,6 +79,7 @@ async def serve(
     `warmup` is computed before the server is ready. A first signal lets running requests end, and then writes to the
     disk, each within its bound; a second one ends all waiting.
     """
+    tls = tls_context(server)
     signals = Signals()
     signals.second.add_done_callback(lambda _: thread.hurry())
     runner = make_runner(make_app(thread, server))
@@ -79,7 +89,7 @@ async def serve(
     thread.start()
     try:
         try:
-            await web.SockSite(runner, listener).start()
+            await web.SockSite(runner, listener, ssl_context=tls).start()
         except OSError as error:
             # Bound by another process too, at the same moment: only one of them gets to listen.
             say(f"tierax serve: {_listen_problem(server, error)}")
@@ -116,8 +126,10 @@ def make_runner(app: web.Application) -> web.AppRunner:
         auto_decompress=False,
         lingering_time=LINGER,
         shutdown_timeout=1.0,
+        keepalive_timeout=app[CONFIG].idle_timeout,
         access_log=logging.getLogger(f"{__name__}.access"),
-        access_log_format='%a "%r" %s, %b bytes, %Tf s',
+        access_log_class=AccessLog,
+        logger=_http_log,
     )
 
 
@@ -136,14 +148,16 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def ready_text(thread: EngineRunner, server: ServerConfig, listener: socket.socket) -> str:
-    """What to tell once calls are taken: the address and a command to try."""
+    """What to tell once calls are taken: the address, a command to try, and where to watch."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
     key = ' -H "Authorization: Bearer $API_KEY"' if server.locked else ""
+    scheme = "http" if server.ssl_certfile is None else "https"
     return (
-        f"Ready: {thread.engine.model_name} on http://{host}:{port}/v1 - try\n"
-        f"  curl http://{host}:{port}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
+        f"Ready: {thread.engine.model_name} on {scheme}://{host}:{port}/v1 - try\n"
+        f"  curl {scheme}://{host}:{port}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
         """    -d '{"messages": [{"role": "user", "content": "Hello!"}]}'"""
+        f"\nor watch it on {scheme}://{host}:{port}/dashboard"
     )
 
 
@@ -151,6 +165,39 @@ def _listen_problem(server: ServerConfig, error: OSError) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {server.port} on {server.host} is in use; choose another with --port"
     return f"cannot listen on {server.host} port {server.port}: {error.strerror or error}"
+
+
+def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
+    """What HTTPS needs; None = plain HTTP. Raises `ConfigError`."""
+    if server.ssl_certfile is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        context.load_cert_chain(server.ssl_certfile, server.ssl_keyfile, password=_no_password)
+    except (OSError, ValueError) as error:
+        files = (
+            server.ssl_certfile
+            if server.ssl_keyfile is None
+            else f"{server.ssl_certfile}, {server.ssl_keyfile}"
+        )
+        reason = error.reason if isinstance(error, ssl.SSLError) else getattr(error, "strerror", None)
+        raise ConfigError(f"ssl_certfile: {files}: {reason or error}") from None
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the private key has a password, which nobody could type here")
+
+
+class _ClientMistakes(logging.Filter):
+    """Drops what aiohttp reports, at length and word for word, when somebody sends no proper HTTP."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_http_log = logging.getLogger(f"{__name__}.http")
+_http_log.addFilter(_ClientMistakes())
 
 
 class Signals:

@@ -11,12 +11,13 @@ from aiohttp import web
 
 from .errors import as_api_error, json_response
 from .generation import Choice, Event, Generation
+from .keys import CONFIG
 from .protocol import StreamOptions
 
 log = logging.getLogger(__name__)
 
 _DONE = b"data: [DONE]\n\n"
-_HEADERS = {
+HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
     # Asks buffering proxies to pass events on at once.
@@ -58,7 +59,7 @@ async def respond_stream(
     """
     include_usage = options is not None and bool(options.include_usage)
     continuous = include_usage and bool(options and options.continuous_usage_stats)
-    response = web.StreamResponse(headers=_HEADERS)
+    response = web.StreamResponse(headers=HEADERS)
     await response.prepare(request)
     try:
         async for events in generation.batches():
@@ -70,16 +71,28 @@ async def respond_stream(
                         chunk["usage"] = generation.usage() if continuous else None
                     lines += _line(chunk)
             if lines:
-                await response.write(bytes(lines))
+                await send(request, response, bytes(lines))
         if include_usage:
-            await response.write(_line(form.chunk(generation, []) | {"usage": generation.usage()}))
+            await send(request, response, _line(form.chunk(generation, []) | {"usage": generation.usage()}))
     except (ConnectionError, asyncio.CancelledError):
         raise
     except Exception as error:
-        await response.write(_line(as_api_error(error).payload()))
-    await response.write(_DONE)
+        await send(request, response, _line(as_api_error(error).payload()))
+    await send(request, response, _DONE)
     await response.write_eof()
     return response
+
+
+async def send(request: web.Request, response: web.StreamResponse, data: bytes) -> None:
+    """Writes a part of a stream, and waits until the client has read enough of the parts before.
+
+    Raises `ConnectionError` when the client has gone, or lets the server's `write_timeout` pass.
+    """
+    try:
+        async with asyncio.timeout(request.app[CONFIG].write_timeout):
+            await response.write(data)
+    except TimeoutError:
+        raise ConnectionAbortedError("the client does not read its stream") from None
 
 
 def _line(payload: dict[str, Any]) -> bytes:

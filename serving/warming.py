@@ -12,9 +12,12 @@ import msgspec
 
 from ..engine.config import ConfigError
 from ..engine.request import SamplingParams
+from .conversation import Conversation, make_prompt
 from .errors import ApiError, as_api_error, bad_request
-from .generation import Call, Service
+from .generation import Call
 from .protocol import check_salt, decode, plain_messages
+from .service import Service
+from .tool_fields import check_tools
 
 AT_ONCE = 32
 """Prompts handed to the engine at a time; more would only be waiting there."""
@@ -25,6 +28,8 @@ class Item(msgspec.Struct, kw_only=True):
 
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    """Goes with `messages`."""
     token_ids: list[int] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -68,6 +73,9 @@ def encode_item(service: Service, item: Item, where: str = "") -> list[int]:
         problem = f"{' and '.join(given)} exclude each other" if given else "nothing is given"
         message = f"{problem}; give prompt, messages or token_ids."
         raise bad_request(f"{where}: {message}" if where else message, where or None)
+    if item.tools and item.messages is None:
+        tools = f"{where}.tools" if where else "tools"
+        raise bad_request(f"{tools} go with messages.", tools)
     param = f"{where}.{given[0]}" if where else given[0]
     engine = service.engine
     if item.token_ids is not None:
@@ -76,7 +84,7 @@ def encode_item(service: Service, item: Item, where: str = "") -> list[int]:
     elif item.prompt is not None:
         ids = service.encode(item.prompt, add_bos=engine.tokenizer.add_bos, param=param)
     else:
-        ids = service.encode(_render(service, item), add_bos=False, param=param)
+        ids = make_prompt(service, _conversation(item, param, where)).ids
     if not ids:
         raise bad_request(f"{param} must not be empty.", param)
     return ids
@@ -142,17 +150,17 @@ async def warm_all(
         await asyncio.gather(*running, return_exceptions=True)
 
 
-def _render(service: Service, item: Item) -> str:
-    template = service.engine.chat_template
-    if template is None:
-        raise bad_request("This model has no chat template; give prompt or token_ids.", "messages")
+def _conversation(item: Item, param: str, where: str) -> Conversation:
     assert item.messages is not None
-    messages = plain_messages(item.messages)
-    variables: dict[str, Any] = {"add_generation_prompt": False} | (item.chat_template_kwargs or {})
-    try:
-        return template.render(messages, **variables)
-    except RecursionError:
-        raise bad_request("messages are nested too deeply.", "messages") from None
+    tools = item.tools or []
+    check_tools(tools, f"{where}.tools" if where else "tools")
+    return Conversation(
+        messages=plain_messages(item.messages),
+        tools=tools,
+        variables=item.chat_template_kwargs or {},
+        add_generation_prompt=False,
+        param=param,
+    )
 
 
 def _read_line(number: int, line: str) -> Line:
