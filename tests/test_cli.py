@@ -99,6 +99,8 @@ ALIASES = [
     (["--max-model-len", "1024"], {"context_length": 1024}),
     (["--attention-backend", "xla"], {"attention_backend": "xla"}),
     (["--schedule-policy", "lpm"], {"schedule_policy": "lpm"}),
+    (["--schedule-policy", "priority"], {"schedule_policy": "fcfs"}),
+    (["--scheduling-policy", "priority"], {"schedule_policy": "fcfs"}),
     (["--eviction-policy", "mine.policies:Mine"], {"eviction_policy": "mine.policies:Mine"}),
     (["--radix-eviction-policy", "lru"], {"eviction_policy": "lru"}),
     (["--disable-radix-cache"], {"disable_radix_cache": True}),
@@ -144,9 +146,27 @@ SERVER_ALIASES = [
     (["--api-key", "k"], {"api_key": ("k",)}),
     (["--api-key", "k", "--api-key", "l"], {"api_key": ("k", "l")}),
     (["--api-key-file", "keys"], {"api_key_file": "keys"}),
+    (["--admin-key", "a"], {"admin_key": "a"}),
+    (["--admin-api-key", "a"], {"admin_key": "a"}),
+    (["--metrics-key", "m"], {"metrics_key": "m"}),
+    (["--ssl-certfile", "c", "--ssl-keyfile", "k"], {"ssl_certfile": "c", "ssl_keyfile": "k"}),
+    (["--cors-origin", "http://a", "--cors-origin", "*"], {"cors_origin": ("http://a", "*")}),
+    (["--max-queued-requests", "0"], {"max_queued_requests": 0}),
+    (["--request-timeout", "90"], {"request_timeout": 90.0}),
+    (["--read-timeout", "5"], {"read_timeout": 5.0}),
+    (["--write-timeout", "5"], {"write_timeout": 5.0}),
+    (["--idle-timeout", "5"], {"idle_timeout": 5.0}),
     (["--disk-drain-timeout", "5"], {"disk_drain_timeout": 5.0}),
     (["--warmup-file", "prompts.jsonl"], {"warmup_file": "prompts.jsonl"}),
     (["--pin-quota", "25%"], {"pin_quota": "25%"}),
+    (["--tool-call-parser", "hermes"], {"tool_call_parser": "hermes"}),
+    (["--reasoning-parser", "think"], {"reasoning_parser": "think"}),
+    (["--otlp-endpoint", "http://localhost:4318"], {"otlp_endpoint": "http://localhost:4318"}),
+    (["--metrics-alias", "vllm"], {"metrics_alias": "vllm"}),
+    (["--data-dir", "kept"], {"data_dir": "kept"}),
+    (["--data-quota", "5GiB"], {"data_quota": 5 * 2**30}),
+    (["--max-file-size", "1GiB"], {"max_file_size": 2**30}),
+    (["--batch-concurrency", "4"], {"batch_concurrency": 4}),
     (["--log-level", "warning"], {"log_level": "warning"}),
     (["--log-level", "WARNING"], {"log_level": "warning"}),
     (["--max-body-size", "1MiB"], {"max_body_size": 2**20}),
@@ -168,6 +188,16 @@ def test_engine_flag(
 @pytest.mark.parametrize(("args", "expected"), SERVER_ALIASES)
 def test_server_flag(args: list[str], expected: dict[str, Any], serve: Callable[..., Started]) -> None:
     assert serve(*args).server == ServerConfig(**expected)
+
+
+def test_secrets_come_from_the_environment_unless_flags_give_them(
+    serve: Callable[..., Started], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TIERAX_API_KEY", "env-key")
+    monkeypatch.setenv("TIERAX_ADMIN_KEY", "env-admin")
+    monkeypatch.setenv("TIERAX_METRICS_KEY", "")
+    assert serve().server == ServerConfig(api_key=("env-key",), admin_key="env-admin")
+    assert serve("--api-key", "flag").server == ServerConfig(api_key=("flag",), admin_key="env-admin")
 
 
 def test_every_spelling_is_tested() -> None:
@@ -237,6 +267,11 @@ def test_the_articles_launch_line(serve: Callable[..., Started], capsys: pytest.
         (["--disk-eviction-policy", "mru"], "--disk-eviction-policy: 'mru' must be lru"),
         (["--disk-drain-timeout", "nan"], "--disk-drain-timeout: nan must be seconds"),
         (["--pin-quota", "150%"], "--pin-quota: '150%' must be a share from 0% to 100%"),
+        (
+            ["--tool-call-parser", "xml"],
+            "--tool-call-parser: 'xml' must be one of auto, hermes, llama3, none",
+        ),
+        (["--reasoning-parser", "xml"], "--reasoning-parser: 'xml' must be one of auto, think, none"),
         (["--tp-size", "2"], "--tp-size 2: this version runs on one device"),
         (["--model-pat", "x"], "unrecognized arguments: --model-pat"),
         (["--model-path"], "expected one argument"),
@@ -253,7 +288,7 @@ def test_mistakes_in_flags(
 
 def test_mistakes_in_names(capsys: pytest.CaptureFixture[str]) -> None:
     assert _mistake(capsys, "srve") == "tierax: error: no command 'srve'; did you mean serve?"
-    assert "commands: serve, generate, convert, cache, bench, doctor" in _mistake(capsys, "xyz")
+    assert f"commands: {', '.join(COMMANDS)}" in _mistake(capsys, "xyz")
     assert "no benchmark 'oflline'; did you mean offline?" in _mistake(capsys, "bench", "oflline")
 
 

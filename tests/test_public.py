@@ -16,8 +16,8 @@ import tierax
 SRC = Path(__file__).resolve().parents[1] / "src"
 NAMES = {
     "LLM": "engine.llm",
-    "Output": "engine.llm",
-    "Choice": "engine.llm",
+    "Output": "engine.offline",
+    "Choice": "engine.offline",
     "SamplingParams": "engine.request",
     "TokenLogprob": "engine.request",
     "EngineConfig": "engine.config",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -25,6 +26,7 @@ async def serve() -> AsyncIterator[Serve]:
         engine: FakeEngine | None = None,
         step_seconds: float = 0.0,
         max_running: int = 64,
+        now: Callable[[], float] = time.time,
         **config: Any,
     ) -> Live:
         live = await Live.start(
@@ -32,6 +34,7 @@ async def serve() -> AsyncIterator[Serve]:
             ServerConfig(**config),
             step_seconds=step_seconds,
             max_running=max_running,
+            now=now,
         )
         started.append(live)
         return live

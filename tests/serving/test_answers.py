@@ -307,14 +307,14 @@ async def test_nulls_and_unknown_fields_are_ignored(serve, caplog):
             "temperature": None,
             "stop": None,
             "n": None,
-            "user": "u",
-            "metadata": {"secret": 1},
+            "colour": "red",
+            "extra": {"secret": 1},
             "tools": [],
         }
         answer = await live.chat(**body, response_format={"type": "text"}, tool_choice="none")
     assert answer["choices"][0]["message"]["content"] == "abc"
     lines = [record.getMessage() for record in caplog.records if "ignored" in record.getMessage()]
-    assert lines == ["fields ignored: metadata, user"]
+    assert lines == ["fields ignored: colour, extra"]
 
 
 async def test_model_list(serve):

@@ -33,11 +33,11 @@ def test_keys_of_flags_and_files(tmp_path: Path) -> None:
     [
         ("", "holds no key"),
         ("# none\n", "holds no key"),
-        ("a b c\n", "line 1: write KEY, or KEY SALT"),
+        ("a b c\n", "line 1: write KEY, or KEY TENANT"),
         ("a red\na blue\n", "a key is given twice"),
         ("{broken", "is not valid JSON"),
-        ('{"a": 5}', 'write {"KEY": "SALT"}'),
-        ('{"a": ""}', 'write {"KEY": "SALT"}'),
+        ('{"a": 5}', 'write {"KEY": "TENANT"}'),
+        ('{"a": ""}', 'write {"KEY": "TENANT"}'),
         ("{}", "holds no key"),
     ],
 )

@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import threading
 import time
 import zlib
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
 from helpers.byte_tokenizer import VOCAB_SIZE
 from helpers.fake_engine import FakeEngine, say
 from helpers.live_server import CHAT, COMPLETIONS, MESSAGES, Live
+from tierax.serving.errors import CLIENT_LEFT, error_middleware
+from tierax.serving.protocol import decode_completion
 
 pytestmark = pytest.mark.asyncio
 
@@ -101,7 +106,10 @@ async def refused(live: Live, path: str, body: Any, param: str | None, status: i
         ({"continue_final_message": True}, "continue_final_message"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}, "tools"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+            "tool_choice",
+        ),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
@@ -136,10 +144,11 @@ async def test_bad_chat(serve, fields, param):
         ({"max_tokens": 2, "echo": True, "prompt": [2**32]}, "prompt"),
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
-        ({"echo": True, "logprobs": 1}, "echo"),
-        ({"best_of": 3}, "best_of"),
+        ({"best_of": 1, "n": 2}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"suffix": "end"}, "suffix"),
-        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
     ],
 )
 async def test_bad_completion(serve, fields, param):
@@ -299,6 +308,42 @@ async def test_slow_text_work_does_not_hold_up_others(serve, monkeypatch):
     await slow
 
 
+async def test_big_bodies_are_decoded_off_the_event_loop(serve, monkeypatch):
+    threads: list[str] = []
+
+    def noting(body: bytes) -> Any:
+        threads.append(threading.current_thread().name)
+        return decode_completion(body)
+
+    monkeypatch.setattr("tierax.serving.completions.decode_completion", noting)
+    live = await serve(say("fine"))
+    await live.complete("ok")
+    await live.complete("ok", unknown="x" * 2**16)
+    assert threads[0] == threading.current_thread().name
+    assert threads[1].startswith("text")
+
+
+async def test_a_hopeless_conversation_is_not_even_rendered(serve, monkeypatch):
+    engine = FakeEngine(say("fine"), context_length=100)
+    live = await serve(engine=engine)
+
+    def render(*_: Any, **__: Any) -> str:
+        raise AssertionError("was rendered")
+
+    monkeypatch.setattr(engine.chat_template, "render", render)
+    status, answer = await live.post(CHAT, {"messages": MESSAGES * 101})
+    assert (status, answer["error"]["code"]) == (400, "context_length_exceeded")
+    assert answer["error"]["param"] == "messages"
+
+
+async def test_a_million_biases_are_counted_before_they_are_read(serve):
+    live = await serve(say("fine"))
+    error = await refused(
+        live, CHAT, {"messages": MESSAGES, "logit_bias": {str(-i): 1 for i in range(1000)}}, "logit_bias"
+    )
+    assert "1000 entries" in error["message"]
+
+
 async def test_unexpected_fault_leaks_nothing(serve, caplog):
     engine = FakeEngine(say("fine"))
     real = engine.make_requests
@@ -314,3 +359,12 @@ async def test_unexpected_fault_leaks_nothing(serve, caplog):
     assert "secret path" in caplog.text
     engine.make_requests = real
     await live.chat()
+
+
+async def test_a_client_that_left_is_no_error_of_the_server(caplog):
+    async def handler(_: web.Request) -> web.StreamResponse:
+        raise ConnectionResetError("Cannot write to closing transport")
+
+    response = await error_middleware(make_mocked_request("POST", CHAT), handler)
+    assert response.status == CLIENT_LEFT
+    assert not caplog.records

@@ -9,7 +9,9 @@ import openai
 import pytest
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
+from openai.types.responses import Response
 
+from helpers.chat_templates import HERMES_TEMPLATE
 from helpers.fake_engine import FakeEngine, say
 from helpers.live_server import Live
 
@@ -108,3 +110,44 @@ async def test_many_streams_at_once_each_get_their_own_text(serve):
 
         await asyncio.gather(*(one(number) for number in range(64)))
     assert engine.stats.finished == {"stop": 64}
+
+
+async def test_sync_client_makes_and_continues_responses(serve):
+    live = await serve(say("Hello 🙂"), api_key="right")
+
+    def talk() -> None:
+        with openai.OpenAI(**client_options(live)) as client:
+            first = client.responses.create(model="fake", input="Hi", instructions="Be", metadata={"a": "b"})
+            Response.model_validate(first.model_dump(), strict=True)
+            assert (first.output_text, first.status) == ("Hello 🙂", "completed")
+            second = client.responses.create(model="fake", input="More", previous_response_id=first.id)
+            assert client.responses.retrieve(second.id).output_text == "Hello 🙂"
+            items = client.responses.input_items.list(second.id)
+            assert [item.type for item in items] == ["message"]
+            with client.responses.stream(model="fake", input="Hi") as stream:
+                text = "".join(event.delta for event in stream if event.type == "response.output_text.delta")
+                assert text == stream.get_final_response().output_text == "Hello 🙂"
+            client.responses.delete(first.id)
+            with pytest.raises(openai.NotFoundError):
+                client.responses.retrieve(first.id)
+            with pytest.raises(openai.BadRequestError, match="ended"):
+                client.responses.cancel(second.id)
+
+    await asyncio.to_thread(talk)
+
+
+async def test_async_client_streams_responses_with_calls(serve):
+    call = '<tool_call>\n{"name": "clock", "arguments": {"zone": "CET"}}\n</tool_call>'
+    live = await serve(engine=FakeEngine(say("<think>Hm</think>Wait." + call), template=HERMES_TEMPLATE))
+    tool: Any = {"type": "function", "name": "clock", "parameters": {"type": "object"}, "strict": False}
+    async with openai.AsyncOpenAI(**client_options(live)) as client:
+        async with client.responses.stream(model="fake", input="Hi", tools=[tool]) as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_response()
+        assert [item.type for item in final.output] == ["reasoning", "message", "function_call"]
+        assert kinds.count("response.output_item.done") == 3
+        turn: list[Any] = [item.model_dump(exclude_none=True) for item in final.output]
+        turn.append({"type": "function_call_output", "call_id": turn[-1]["call_id"], "output": "12:00"})
+        answer = await client.responses.create(model="fake", input=[*MESSAGES, *turn], tools=[tool])
+        assert answer.usage is not None
+        assert answer.usage.output_tokens_details.reasoning_tokens > 0

@@ -11,8 +11,10 @@ from .errors import UsageError
 BENCHMARKS = {
     "cache": "what the tiers bring and cost: a table of five caches, first tokens by tier, copies, late disks",
     "kernels": "attention alone: every backend that serves here and simpler forms, against the bound",
+    "load": "many clients on a running server, some of whom leave or send nonsense: speed, and what is left behind",
     "offline": "decode and prefill speed against the memory bound, the bare step and installed peers",
-    "perplexity": "what the dtype of stored KV costs in quality, on a fixed text",
+    "online": "conversations over HTTP on any OpenAI-compatible server: first tokens, throughput, cached share",
+    "perplexity": "what the dtypes of weights and stored KV cost in quality, on a fixed text",
     "radix": "host time of the prefix tree and the page allocator",
 }
 """Name -> summary; each is a module of `tierax.bench` with `main(argv) -> int`."""

@@ -6,11 +6,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .config_file import add_config_option, parse
 from .errors import UsageError
 from .options import Option, Parser, add_engine_options, add_options, engine_config, pick
 
 if TYPE_CHECKING:
-    from ..engine.llm import Output
+    from ..engine.offline import Output
 
 SAMPLING_OPTIONS = (
     Option("max_tokens", ("--max-tokens", "--max-new-tokens"), "most tokens to generate (128)", int, "N"),
@@ -31,6 +32,7 @@ SAMPLING_OPTIONS = (
 def run(argv: list[str]) -> int:
     """Completes each prompt in turn; 1 when one of them failed."""
     parser = Parser("tierax generate", "Complete prompts: the text on stdout, the cache report on stderr.")
+    add_config_option(parser)
     source = parser.add_argument_group("prompts")
     source.add_argument(
         "--prompt", action="append", metavar="TEXT", help="a prompt, may be repeated; - reads stdin"
@@ -44,7 +46,7 @@ def run(argv: list[str]) -> int:
     add_options(parser, SAMPLING_OPTIONS, "sampling")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="stop at this text, may be repeated")
     add_engine_options(parser)
-    values = vars(parser.parse_args(argv))
+    values = parse(parser, argv)
 
     prompts = _prompts(values)
     if not prompts:

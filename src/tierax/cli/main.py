@@ -16,10 +16,12 @@ from .errors import UsageError, is_user_mistake, one_line
 
 COMMANDS = {
     "serve": "serve a model over HTTP (OpenAI-compatible)",
+    "chat": "chat in the terminal with a local model, or with a server by --url",
     "generate": "complete prompts: the text on stdout, the cache report on stderr",
+    "batch": "answer the lines of a file, with a local model or through a server; goes on where it was",
     "convert": "convert a Hugging Face or GGUF model to an Orbax checkpoint",
     "cache": "look after a disk cache, or a running server's: stat, ls, verify, prune, clear, warm, pin, unpin",
-    "bench": "measure: offline, radix",
+    "bench": "measure speed and quality: cache, kernels, load, offline, online, perplexity, radix",
     "doctor": "tell what an installation runs on, and which kernels serve",
 }
 """Subcommand -> its summary; each lives in the module of its name and has `run(argv) -> int`."""

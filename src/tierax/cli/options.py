@@ -18,7 +18,14 @@ from ..engine.config import (
     EngineConfig,
     parse_size,
 )
-from ..serving.config import LOG_LEVELS, ServerConfig
+from ..engine.version import __version__
+from ..serving.config import (
+    LOG_LEVELS,
+    METRICS_ALIASES,
+    REASONING_PARSERS,
+    TOOL_CALL_PARSERS,
+    ServerConfig,
+)
 from .errors import UsageError
 
 
@@ -27,6 +34,9 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, prog: str, description: str) -> None:
         super().__init__(prog=prog, description=description, allow_abbrev=False)
+        self.add_argument(
+            "--version", action="version", version=f"tierax {__version__}", help="show the version, and exit"
+        )
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(self.prog, message)
@@ -89,6 +99,11 @@ def _prefetch_policy(text: str) -> str:
     return "timeout=300ms" if text == "timeout" else text
 
 
+def _schedule_policy(text: str) -> str:
+    """`priority` asks for what every policy does: requests' priorities count first."""
+    return "fcfs" if text == "priority" else text
+
+
 def _size(text: str) -> int:
     try:
         return parse_size(text)
@@ -147,8 +162,10 @@ ENGINE_OPTIONS = (
     ),
     Option(
         "schedule_policy",
-        ("--schedule-policy",),
-        "order of waiting requests: fcfs, lpm (longest cached prefix first)",
+        ("--schedule-policy", "--scheduling-policy"),
+        "order of waiting requests of one priority: fcfs, lpm (longest cached prefix first)",
+        _schedule_policy,
+        "POLICY",
     ),
     Option(
         "eviction_policy",
@@ -282,7 +299,57 @@ SERVER_OPTIONS = (
     Option(
         "api_key_file",
         ("--api-key-file",),
-        "more keys, with a salt each that keeps their KV apart: lines KEY [SALT], or JSON",
+        "more keys, with a tenant each that keeps their KV apart: lines KEY [TENANT], or JSON",
+    ),
+    Option(
+        "admin_key",
+        ("--admin-key", "--admin-api-key"),
+        "what operators' routes need then: flush, clear, stat, dashboard",
+    ),
+    Option("metrics_key", ("--metrics-key",), "what /metrics needs then"),
+    Option("ssl_certfile", ("--ssl-certfile",), "serve HTTPS with this certificate chain (PEM)"),
+    Option("ssl_keyfile", ("--ssl-keyfile",), "its private key, unless that is in the same file"),
+    Option(
+        "cors_origin",
+        ("--cors-origin",),
+        "let pages of this origin call the server, e.g. https://chat.example.com, or *; may be repeated",
+        many=True,
+        metavar="ORIGIN",
+    ),
+    Option(
+        "max_queued_requests",
+        ("--max-queued-requests",),
+        "requests that may wait beside those that run (2048); others are refused with 503",
+        int,
+        "N",
+    ),
+    Option(
+        "request_timeout",
+        ("--request-timeout",),
+        "seconds that a call may take in all; 0 = any (the default)",
+        float,
+        "S",
+    ),
+    Option(
+        "read_timeout",
+        ("--read-timeout",),
+        "seconds in which a request's body must have come (60)",
+        float,
+        "S",
+    ),
+    Option(
+        "write_timeout",
+        ("--write-timeout",),
+        "seconds that a client may leave a stream unread before it is cut off (60)",
+        float,
+        "S",
+    ),
+    Option(
+        "idle_timeout",
+        ("--idle-timeout",),
+        "seconds that a connection may stand without a request's headers (75)",
+        float,
+        "S",
     ),
     Option("log_level", ("--log-level",), ", ".join(LOG_LEVELS), str.lower),
     Option("max_body_size", ("--max-body-size",), "largest request body, e.g. 32MiB", _size, "SIZE"),
@@ -303,6 +370,38 @@ SERVER_OPTIONS = (
     Option("warmup_file", ("--warmup-file",), "prompts to compute before the server is ready, JSON per line"),
     Option(
         "pin_quota", ("--pin-quota",), "share of the host cache that may be pinned (50%%)", metavar="SHARE"
+    ),
+    Option("data_dir", ("--data-dir",), "where files and batches are kept: a directory, auto, or none"),
+    Option("data_quota", ("--data-quota",), "bytes that they may take together (20GiB)", _size, "SIZE"),
+    Option("max_file_size", ("--max-file-size",), "largest uploaded file (200MiB)", _size, "SIZE"),
+    Option(
+        "batch_concurrency",
+        ("--batch-concurrency",),
+        "lines of batches that are answered at once (16)",
+        int,
+        "N",
+    ),
+    Option(
+        "otlp_endpoint",
+        ("--otlp-endpoint",),
+        "send an OpenTelemetry span of every generation to this collector, e.g. http://localhost:4318",
+        metavar="URL",
+    ),
+    Option(
+        "metrics_alias",
+        ("--metrics-alias",),
+        f"show metrics under this engine's names too: {', '.join(METRICS_ALIASES)}",
+        metavar="ENGINE",
+    ),
+    Option(
+        "tool_call_parser",
+        ("--tool-call-parser",),
+        f"how the model writes tool calls: {', '.join(TOOL_CALL_PARSERS)}; auto goes by its chat template",
+    ),
+    Option(
+        "reasoning_parser",
+        ("--reasoning-parser",),
+        f"how the model writes its reasoning: {', '.join(REASONING_PARSERS)}; auto goes by its chat template",
     ),
 )
 
@@ -350,11 +449,24 @@ def engine_config(values: Mapping[str, Any], parser: Parser) -> EngineConfig:
     return EngineConfig(**settings)
 
 
-def server_config(values: Mapping[str, Any]) -> ServerConfig:
-    """The server's settings out of parsed flags."""
-    settings = pick(values, SERVER_OPTIONS)
+SECRETS = {
+    "api_key": "TIERAX_API_KEY",
+    "admin_key": "TIERAX_ADMIN_KEY",
+    "metrics_key": "TIERAX_METRICS_KEY",
+}
+"""Settings that come from the environment where no flag gives them, so that no list of processes shows them."""
+
+
+def server_config(values: Mapping[str, Any], environ: Mapping[str, str]) -> ServerConfig:
+    """The server's settings out of parsed flags and, for what is secret, the environment."""
+    settings: dict[str, Any] = {field: environ[name] for field, name in SECRETS.items() if environ.get(name)}
     if "api_key" in settings:
-        settings["api_key"] = tuple(settings["api_key"])
+        # Several keys are separated by blanks.
+        settings["api_key"] = settings["api_key"].split()
+    settings |= pick(values, SERVER_OPTIONS)
+    for field in ("api_key", "cors_origin"):
+        if isinstance(settings.get(field), list):
+            settings[field] = tuple(settings[field])
     return ServerConfig(**settings)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 
+from .config_file import add_config_option, parse
 from .options import (
     NAME_OPTION,
     SERVER_OPTIONS,
@@ -18,10 +20,11 @@ from .options import (
 def run(argv: list[str]) -> int:
     """Parses, starts the server, and returns its exit code once it has shut down."""
     parser = Parser("tierax serve", "Serve a model over HTTP.")
+    add_config_option(parser)
     add_options(parser, (*SERVER_OPTIONS, NAME_OPTION), "server")
     add_engine_options(parser)
-    values = vars(parser.parse_args(argv))
-    server = server_config(values)
+    values = parse(parser, argv)
+    server = server_config(values, os.environ)
     config = engine_config(values, parser)
 
     if server.log_level != "debug":
