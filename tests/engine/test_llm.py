@@ -250,6 +250,15 @@ def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "", "stderr is no terminal here"
 
 
+@pytest.fixture
+def python_interrupts() -> Iterator[None]:
+    """Ctrl-C does what it does in a terminal: a process in the background of a shell starts with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("python_interrupts")
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_leaves_an_engine_that_works(llm: LLM, presses: int) -> None:
     class Ring(tqdm):
