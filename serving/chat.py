@@ -7,16 +7,15 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 
 from .answers import ChatAnswer, ChatChunk
-from .auth import namespace_of, priority_of
 from .body import read_as
-from .conversation import Conversation, make_prompt, shown_ids, template_variables
-from .generation import Call, Choice, Event, Generation
+from .conversation import Conversation, make_call, make_prompt, template_variables
+from .generation import Choice, Event, Generation
 from .keys import NOW, SERVICE
 from .logprobs import chat_logprobs, prompt_entries
 from .openapi import Documented
 from .parsers.choose import CallStyle, make_parser
 from .parsers.parts import OutputParser, Part, Reasoning, Text, ToolCallArguments, ToolCallStart, parse_whole
-from .protocol import ChatBody, decode_chat, prefetch_policy, sampling_params
+from .protocol import ChatBody, decode_chat, sampling_params
 from .streaming import respond_stream, respond_whole
 from .tool_fields import may_call
 
@@ -48,17 +47,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     max_tokens = body.max_completion_tokens or body.max_tokens or service.engine.context_length
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     params = sampling_params(body, max_tokens=max_tokens, logprobs=logprobs)
-    params.shown_special_ids = shown_ids(service, prompt.style)
-    call = Call(
-        prefix="chatcmpl",
-        prompts=[prompt.ids],
-        params=params,
-        namespace=namespace_of(request, body.cache_salt),
-        prefetch=prefetch_policy(body),
-        priority=priority_of(request, body.priority),
-        param="messages",
-        started=started,
-    )
+    call = make_call(request, body, prompt, params, prefix="chatcmpl", param="messages", started=started)
     form = ChatForm(service.engine, body, prompt.style, created=int(request.app[NOW]()))
     async with service.generate(call) as generation:
         if body.stream:

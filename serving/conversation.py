@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+from aiohttp import web
 
 from ..engine.chat_template import ChatTemplate
+from ..engine.request import SamplingParams
+from .auth import namespace_of, priority_of
 from .errors import bad_request
+from .generation import Call
+from .keys import SERVICE
 from .parsers import reasoning
 from .parsers.choose import CallStyle
+from .protocol import Waiting, prefetch_policy
 from .service import Service
 
 _TAKEN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
@@ -103,9 +110,38 @@ def call_style(service: Service, conversation: Conversation, prompt: str) -> Cal
     )
 
 
-def shown_ids(service: Service, style: CallStyle) -> frozenset[int]:
-    """`shown_special_ids` of requests whose answers are read in this style: the tags that its parsers look for."""
-    return service.engine.tokenizer.special_ids(style.tags)
+class Asked(Waiting, Protocol):
+    """What the body of a conversation may ask beside it."""
+
+    @property
+    def cache_salt(self) -> str | None: ...
+    @property
+    def priority(self) -> int | None: ...
+
+
+def make_call(
+    request: web.Request,
+    body: Asked,
+    prompt: Prompt,
+    params: SamplingParams,
+    *,
+    prefix: str,
+    param: str,
+    started: float,
+) -> Call:
+    """The call whose answers continue a prompt; keywords as of `Call`."""
+    # The tags that the answers' parsers look for must come through, special tokens or not.
+    params.shown_special_ids = request.app[SERVICE].engine.tokenizer.special_ids(prompt.style.tags)
+    return Call(
+        prefix=prefix,
+        prompts=[prompt.ids],
+        params=params,
+        namespace=namespace_of(request, body.cache_salt),
+        prefetch=prefetch_policy(body),
+        priority=priority_of(request, body.priority),
+        param=param,
+        started=started,
+    )
 
 
 def _check_can_call(service: Service, template: ChatTemplate) -> None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from ..auth import namespace_of, priority_of
 from ..blocks import Blocks
 from ..body import read_as
-from ..conversation import Prompt, make_prompt, shown_ids
+from ..conversation import Prompt, make_call, make_prompt
 from ..errors import json_response
-from ..generation import Call
 from ..keys import SERVICE
 from ..named_events import respond
 from ..openapi import Documented
 from ..parsers.choose import make_parser
-from ..protocol import prefetch_policy, sampling_params
+from ..protocol import sampling_params
 from ..service import Service
 from .answers import MessageAnswer, MessageError, MessageEvent, TokenCount
 from .body import CountBody, MessagesBody, conversation_of, decode_count, decode_messages
@@ -37,17 +35,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     service.check_model(body.model)
     prompt = await service.in_worker(_prompt, service, body)
     params = sampling_params(body, max_tokens=body.max_tokens, logprobs=None)
-    params.shown_special_ids = shown_ids(service, prompt.style)
-    call = Call(
-        prefix="msg",
-        prompts=[prompt.ids],
-        params=params,
-        namespace=namespace_of(request, body.cache_salt),
-        prefetch=prefetch_policy(body),
-        priority=priority_of(request, body.priority),
-        param="messages",
-        started=started,
-    )
+    call = make_call(request, body, prompt, params, prefix="msg", param="messages", started=started)
     async with service.generate(call) as generation:
         form = MessageForm(service.engine, generation, Blocks(make_parser(prompt.style)))
         return await respond(request, generation, form, stream=bool(body.stream))

@@ -8,17 +8,16 @@ from typing import Annotated, Literal
 import msgspec
 from aiohttp import web
 
-from ..auth import namespace_of, priority_of
+from ..auth import namespace_of
 from ..blocks import Blocks
 from ..body import read_as
-from ..conversation import shown_ids
+from ..conversation import make_call
 from ..errors import bad_request, json_response
-from ..generation import Call
 from ..keys import NOW, RESPONSES, SERVICE
 from ..named_events import respond
 from ..openapi import Documented
 from ..parsers.choose import make_parser
-from ..protocol import prefetch_policy, sampling_params
+from ..protocol import sampling_params
 from ..service import Service
 from .answers import InputItems, ResponseAnswer, ResponseDeleted, ResponseEvent
 from .body import ResponsesBody, decode_responses
@@ -68,17 +67,7 @@ async def create(request: web.Request) -> web.StreamResponse:
     # The engine clips to what the context leaves.
     max_tokens = body.max_output_tokens or service.engine.context_length
     params = sampling_params(body, max_tokens=max_tokens, logprobs=body.logprobs)
-    params.shown_special_ids = shown_ids(service, asked.prompt.style)
-    call = Call(
-        prefix="resp",
-        prompts=[asked.prompt.ids],
-        params=params,
-        namespace=namespace_of(request, body.cache_salt),
-        prefetch=prefetch_policy(body),
-        priority=priority_of(request, body.priority),
-        param="input",
-        started=started,
-    )
+    call = make_call(request, body, asked.prompt, params, prefix="resp", param="input", started=started)
     async with service.generate(call) as generation:
         blocks = Blocks(make_parser(asked.prompt.style))
         form = ResponseForm(service.engine, body, generation, blocks, request.app[NOW])
