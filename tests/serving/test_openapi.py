@@ -11,6 +11,7 @@ import pytest
 from aiohttp import FormData
 from aiohttp.test_utils import make_mocked_request
 
+from helpers.batch_client import finished
 from helpers.fake_engine import FakeEngine, FakeEngineThread, say
 from helpers.live_server import CHAT, COMPLETIONS, MESSAGES, Live
 from tierax.serving.app import make_app
@@ -211,9 +212,12 @@ async def test_what_is_kept_has_the_types_of_the_document(serve):
         (("GET", "/v1/batches"), {200}),
         # Too late, if the line has been answered meanwhile.
         (("POST", f"/v1/batches/{batch['id']}/cancel"), {200, 400}),
+        # Refused while the batch still reads it.
         (("DELETE", file), {200}),
     ]
     for route, expected in steps:
+        if route == ("DELETE", file):
+            await finished(live, batch["id"])
         status, media, raw = await fetch(live, route, None)
         assert status in expected, raw
         entry = entry_of(await handler_of(live, route))
