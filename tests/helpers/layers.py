@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-FOLDERS = ("engine", "models", "pallas_kernels", "cache", "serving", "bench")
+FOLDERS = ("engine", "models", "pallas_kernels", "cache", "serving", "bench", "lang", "lab")
 JAX = frozenset({"jax", "jaxlib", "flax", "optax", "orbax", "chex"})
 PURE_ENGINE = tuple(
     f"engine.{name}"
@@ -60,6 +60,11 @@ RULES = (
     *(Rule(name, (*_under("cache"), "models.config", *PURE_ENGINE), never=JAX) for name in PURE_ENGINE),
     Rule("engine*", _under("engine", "cache", "models", "pallas_kernels")),
     Rule("serving*", ("", *_under("serving", "engine")), never=JAX),
+    # A client program: the engine of its own process is loaded only when a program asks for one.
+    Rule("lang.local*", ("", "engine.llm", "engine.request", *_under("lang")), never=JAX),
+    Rule("lang*", _under("lang"), never=JAX),
+    # The lab drives the code that serves, with a simulated clock and device.
+    Rule("lab*", (*_under("lab", "cache"), "models.config", *PURE_ENGINE), never=JAX),
     # A benchmark of one part drives that part; the others measure what a user sees: the public names, which type
     # checkers find in their homes only (a folder's parent is not the package on disk).
     Rule("bench.radix", ("", *_under("bench", "cache"))),
@@ -75,7 +80,7 @@ RULES = (
     Rule("__main__", _under("cli")),
     Rule("", ("*",)),
 )
-NEVER_JAX = (*PURE_ENGINE, "models.config", "serving.config", "cache", "cache.*")
+NEVER_JAX = (*PURE_ENGINE, "models.config", "serving.config", "cache", "cache.*", "lang", "lab", "lab.*")
 """These stay free of jax through everything they import; cache/device_pool.py excepted."""
 LAZY = ("", "cli", "cli.*")
 """These load the rest of the package inside functions only, pure settings excepted."""
