@@ -13,28 +13,28 @@ from prometheus_client.exposition import choose_encoder
 
 from ..engine.cache_control import CacheControl
 from ..engine.version import __version__
-from .answers import ModelCard, ModelList, Status, Version
-from .auth import auth_middleware, load_keys
-from .batches import add_batches
-from .cache_routes import add_cache_routes
-from .chat import chat_completions
-from .completions import completions
+from .batch.routes import add_batches
 from .config import ServerConfig
-from .dashboard_routes import add_dashboard, login_middleware
-from .embeddings import embeddings
-from .errors import ApiError, error_middleware, json_response, unavailable
-from .headers import CrossOrigin, identify, set_headers
-from .keys import CONFIG, CONTROL, NOW, RESPONSES, SERVICE
-from .limits import SHARES, Shares, limit_middleware
+from .core.keys import CONFIG, CONTROL, NOW, RESPONSES, SERVICE
+from .core.service import EngineRunner, Service
+from .dashboard.routes import add_dashboard, login_middleware
+from .http.auth import auth_middleware, load_keys
+from .http.errors import ApiError, error_middleware, json_response, unavailable
+from .http.headers import CrossOrigin, identify, set_headers
+from .http.limits import SHARES, Shares, limit_middleware
 from .messages.routes import add_message_routes
-from .metrics import ServingMetrics
-from .native import EMBEDDINGS, add_native_routes
-from .openapi import Documented, openapi
+from .native.cache import add_cache_routes
+from .native.routes import EMBEDDINGS, add_native_routes
+from .observe.metrics import ServingMetrics
+from .observe.tracing import add_tracing
+from .openai.answers import ModelCard, ModelList, Status, Version
+from .openai.chat import chat_completions
+from .openai.completions import completions
+from .openai.embeddings import embeddings
+from .openapi.document import Documented, openapi
 from .parsers.choose import output_style
 from .responses.routes import add_response_routes
 from .responses.store import ResponseStore
-from .service import EngineRunner, Service
-from .tracing import add_tracing
 
 _NOT_LIVE = "The engine's loop shows no sign of life."
 

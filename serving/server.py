@@ -16,15 +16,15 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from ..engine.config import ConfigError, EngineConfig
 from .app import make_app
-from .auth import load_keys, salted
 from .batch.archive import check_data_dir
 from .config import ServerConfig
-from .errors import ApiError
-from .headers import AccessLog
-from .keys import CONFIG, SERVICE
-from .service import EngineRunner, Service
-from .tracing import check_packages
-from .warming import Line, read_warmup_file, warm_all
+from .core.keys import CONFIG, SERVICE
+from .core.service import EngineRunner, Service
+from .core.warming import Line, read_warmup_file, warm_all
+from .http.auth import load_keys, salted
+from .http.errors import ApiError
+from .http.headers import AccessLog
+from .observe.tracing import check_packages
 
 EXIT_PORT_IN_USE = 2
 POLL = 0.1

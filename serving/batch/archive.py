@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ...engine.config import ConfigError
 from ..config import ServerConfig
-from ..errors import ApiError
+from ..http.errors import ApiError
 from .store import DATABASE, InUse, Store
 
 log = logging.getLogger(__name__)

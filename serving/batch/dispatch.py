@@ -12,8 +12,8 @@ from aiohttp.http import HttpVersion11, RawRequestMessage
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from ..auth import act_for
-from ..errors import ApiError, bad_request, error_middleware
+from ..http.auth import act_for
+from ..http.errors import ApiError, bad_request, error_middleware
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
 """Where a batch may go, as far as the application has it."""

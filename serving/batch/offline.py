@@ -11,13 +11,13 @@ import aiohttp
 import msgspec
 
 from ...engine.errors import EngineStopped
-from ..answers import ErrorAnswer
 from ..app import make_app
 from ..config import ServerConfig
-from ..errors import ApiError
-from ..keys import BATCHES
+from ..core.keys import BATCHES
+from ..core.service import EngineRunner
+from ..http.errors import ApiError
+from ..openai.answers import ErrorAnswer
 from ..server import make_runner
-from ..service import EngineRunner
 from .dispatch import Answer, check_whole_answer
 from .lines import Line, Problem, answer_line, problem_line
 from .work import answer_all, in_chunks

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import msgspec
 
-from ..errors import ApiError, bad_request
-from ..service import Service
+from ..core.service import Service
+from ..http.errors import ApiError, bad_request
 from .archive import Archive
 from .dispatch import Answer, Dispatcher
 from .lines import Line, Problem, ResultFileError, Tally, answer_line, problem_line, read_lines

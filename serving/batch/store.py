@@ -19,7 +19,7 @@ from typing import BinaryIO, Literal, cast
 import msgspec
 
 from ...engine.config import ConfigError
-from ..errors import ApiError, bad_request
+from ..http.errors import ApiError, bad_request
 from .records import BatchRecord, FileObject
 
 DATABASE, CONTENTS, LOCK = "tierax.sqlite3", "files", "lock"

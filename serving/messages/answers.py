@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-from ..answers import TierTokens
+from ..openai.answers import TierTokens
 
 
 class MessageProblem(TypedDict):

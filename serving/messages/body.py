@@ -8,10 +8,10 @@ from typing import Any, Literal
 import msgspec
 
 from ...engine.validate import MAX_STOP_CHARS, MAX_STOPS
-from ..conversation import Conversation
-from ..errors import bad_request
-from ..protocol import check_salt, decode
-from ..tool_fields import check_tools
+from ..core.conversation import Conversation
+from ..core.tool_fields import check_tools
+from ..http.errors import bad_request
+from ..openai.bodies import check_salt, decode
 
 Message = dict[str, Any]
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ...engine.text import TokenText
-from ..blocks import Block, Blocks, Change
-from ..errors import ApiError, anthropic_payload
-from ..generation import Event, Generation
-from ..named_events import Told
+from ..core.blocks import Block, Blocks, Change
+from ..core.generation import Event, Generation
+from ..http.errors import ApiError, anthropic_payload
+from ..http.named_events import Told
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine

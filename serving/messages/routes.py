@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from ..blocks import Blocks
-from ..body import read_as
-from ..conversation import Prompt, make_call, make_prompt
-from ..errors import json_response
-from ..keys import SERVICE
-from ..named_events import respond
-from ..openapi import Documented
+from ..core.blocks import Blocks
+from ..core.conversation import Prompt, make_call, make_prompt
+from ..core.keys import SERVICE
+from ..core.service import Service
+from ..http.body import read_as
+from ..http.errors import json_response
+from ..http.named_events import respond
+from ..openai.bodies import sampling_params
+from ..openapi.document import Documented
 from ..parsers.choose import make_parser
-from ..protocol import sampling_params
-from ..service import Service
 from .answers import MessageAnswer, MessageError, MessageEvent, TokenCount
 from .body import CountBody, MessagesBody, conversation_of, decode_count, decode_messages
 from .form import MessageForm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, NotRequired, TypedDict
 
-from ..answers import ChatToken, PromptDetails
+from ..openai.answers import ChatToken, PromptDetails
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 

@@ -7,10 +7,10 @@ from typing import Any, Literal
 import msgspec
 
 from ...engine.validate import MAX_INT32
-from ..conversation import Conversation, template_variables
-from ..errors import bad_request
-from ..protocol import MAX_TOP_LOGPROBS, check_salt, decode
-from ..tool_fields import check_tools, may_call
+from ..core.conversation import Conversation, template_variables
+from ..core.tool_fields import check_tools, may_call
+from ..http.errors import bad_request
+from ..openai.bodies import MAX_TOP_LOGPROBS, check_salt, decode
 from .items import Message
 
 LOGPROBS = "message.output_text.logprobs"

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ...engine.request import TokenLogprob
-from ..blocks import Block, Blocks, Change
-from ..errors import ApiError
-from ..generation import Event, Generation
-from ..logprobs import chat_logprobs
-from ..named_events import Told
+from ..core.blocks import Block, Blocks, Change
+from ..core.generation import Event, Generation
+from ..http.errors import ApiError
+from ..http.named_events import Told
+from ..openai.logprobs import chat_logprobs
 from .body import ResponsesBody
 from .items import Item
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import bad_request
+from ..http.errors import bad_request
 
 Item = dict[str, Any]
 Message = dict[str, Any]

@@ -10,9 +10,9 @@ from functools import partial
 import msgspec
 
 from ...engine.chat_template import TemplateError
-from ..conversation import Conversation, Prompt, call_style, make_prompt, render
-from ..errors import ApiError
-from ..service import Service
+from ..core.conversation import Conversation, Prompt, call_style, make_prompt, render
+from ..core.service import Service
+from ..http.errors import ApiError
 from .body import ResponsesBody, conversation_of
 from .items import Message
 from .store import Continuation

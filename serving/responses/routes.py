@@ -8,17 +8,17 @@ from typing import Annotated, Literal
 import msgspec
 from aiohttp import web
 
-from ..auth import namespace_of
-from ..blocks import Blocks
-from ..body import read_as
-from ..conversation import make_call
-from ..errors import bad_request, json_response
-from ..keys import NOW, RESPONSES, SERVICE
-from ..named_events import respond
-from ..openapi import Documented
+from ..core.blocks import Blocks
+from ..core.conversation import make_call
+from ..core.keys import NOW, RESPONSES, SERVICE
+from ..core.service import Service
+from ..http.auth import namespace_of
+from ..http.body import read_as
+from ..http.errors import bad_request, json_response
+from ..http.named_events import respond
+from ..openai.bodies import sampling_params
+from ..openapi.document import Documented
 from ..parsers.choose import make_parser
-from ..protocol import sampling_params
-from ..service import Service
 from .answers import InputItems, ResponseAnswer, ResponseDeleted, ResponseEvent
 from .body import ResponsesBody, decode_responses
 from .form import ResponseForm

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import ApiError
-from ..generation import Generation
+from ..core.generation import Generation
+from ..http.errors import ApiError
 from .form import ResponseForm
 from .items import Item, Message
 

@@ -9,8 +9,8 @@ import pytest
 
 from helpers.live_server import Live
 from tierax.engine.config import ConfigError
-from tierax.serving.auth import ApiKey, load_keys, salted
 from tierax.serving.config import ServerConfig
+from tierax.serving.http.auth import ApiKey, load_keys, salted
 
 
 def test_keys_of_flags_and_files(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from aiohttp.test_utils import make_mocked_request
 from helpers.byte_tokenizer import VOCAB_SIZE
 from helpers.fake_engine import FakeEngine, say
 from helpers.live_server import CHAT, COMPLETIONS, MESSAGES, Live
-from tierax.serving.errors import CLIENT_LEFT, error_middleware
-from tierax.serving.protocol import decode_completion
+from tierax.serving.http.errors import CLIENT_LEFT, error_middleware
+from tierax.serving.openai.bodies import decode_completion
 
 pytestmark = pytest.mark.asyncio
 
@@ -315,7 +315,7 @@ async def test_big_bodies_are_decoded_off_the_event_loop(serve, monkeypatch):
         threads.append(threading.current_thread().name)
         return decode_completion(body)
 
-    monkeypatch.setattr("tierax.serving.completions.decode_completion", noting)
+    monkeypatch.setattr("tierax.serving.openai.completions.decode_completion", noting)
     live = await serve(say("fine"))
     await live.complete("ok")
     await live.complete("ok", unknown="x" * 2**16)

@@ -15,7 +15,7 @@ from helpers.live_server import COMPLETIONS, eventually
 from tierax.serving.batch.dispatch import PRIORITY
 from tierax.serving.batch.records import Batch, BatchRecord
 from tierax.serving.batch.store import Store, Upload, new_id
-from tierax.serving.keys import BATCHES, SERVICE
+from tierax.serving.core.keys import BATCHES, SERVICE
 
 pytestmark = pytest.mark.asyncio
 

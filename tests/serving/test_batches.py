@@ -14,12 +14,12 @@ import pytest
 from helpers.batch_client import create, finished, jsonl, line, lines_of, results, upload
 from helpers.fake_engine import FakeEngine, babble, say
 from helpers.live_server import CHAT, COMPLETIONS, Live, eventually
-from tierax.serving.auth import salted
 from tierax.serving.batch import results as result_files
 from tierax.serving.batch import runner as batch_runner
 from tierax.serving.batch.dispatch import PRIORITY
-from tierax.serving.errors import unavailable
-from tierax.serving.keys import SERVICE
+from tierax.serving.core.keys import SERVICE
+from tierax.serving.http.auth import salted
+from tierax.serving.http.errors import unavailable
 
 pytestmark = pytest.mark.asyncio
 

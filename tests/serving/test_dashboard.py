@@ -11,8 +11,8 @@ import pytest
 from helpers.live_server import Live, eventually
 from helpers.tiered_engine import TieredEngine
 from tierax.engine.stats import EngineStats
-from tierax.serving.dashboard_history import POINTS, History
-from tierax.serving.dashboard_session import COOKIE, LIFETIME, MOST, Sessions
+from tierax.serving.dashboard.history import POINTS, History
+from tierax.serving.dashboard.session import COOKIE, LIFETIME, MOST, Sessions
 
 pytestmark = pytest.mark.asyncio
 

@@ -12,9 +12,9 @@ import pytest
 from helpers.fake_engine import say
 from helpers.live_server import CHAT, COMPLETIONS, MESSAGES, Live, eventually
 from tierax.engine.config import ConfigError
-from tierax.serving import generation, service
 from tierax.serving.config import ServerConfig
-from tierax.serving.keys import SERVICE
+from tierax.serving.core import generation, service
+from tierax.serving.core.keys import SERVICE
 
 pytestmark = pytest.mark.asyncio
 

@@ -15,9 +15,9 @@ from helpers.batch_client import finished
 from helpers.fake_engine import FakeEngine, FakeEngineThread, say
 from helpers.live_server import CHAT, COMPLETIONS, MESSAGES, Live
 from tierax.serving.app import make_app
-from tierax.serving.auth import OPEN_ROUTES
 from tierax.serving.config import ServerConfig
-from tierax.serving.openapi import JSON, document, documented_routes, entry_of
+from tierax.serving.http.auth import OPEN_ROUTES
+from tierax.serving.openapi.document import JSON, document, documented_routes, entry_of
 
 pytestmark = pytest.mark.asyncio
 
@@ -101,8 +101,8 @@ async def test_every_route_is_documented():
             continue
         place = f"{route.method} {path} ({route.handler.__module__}.{route.handler.__qualname__})"
         assert entry_of(route.handler) is not None, (
-            f"{place} is missing in /openapi.json: put `@Documented(body=…, answer=…)` of serving/openapi.py over"
-            " the handler. Types of bodies are msgspec structs; those of answers TypedDicts, as in serving/answers.py."
+            f"{place} is missing in /openapi.json: put `@Documented(body=…, answer=…)` of serving/openapi/document.py over"
+            " the handler. Types of bodies are msgspec structs; those of answers TypedDicts, as in serving/openai/answers.py."
         )
         assert (route.handler.__doc__ or "").strip(), (
             f"{place} needs a docstring: its first line is the summary"

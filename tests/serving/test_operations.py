@@ -19,9 +19,9 @@ from helpers.fake_engine import FakeEngine, FakeEngineThread, say
 from helpers.live_server import CHAT, COMPLETIONS, MESSAGES, events_of, eventually
 from tierax.engine.cache_control import CacheControl
 from tierax.serving.config import ServerConfig
-from tierax.serving.errors import unavailable
-from tierax.serving.keys import SERVICE
-from tierax.serving.metrics import BUCKETS, ServingMetrics
+from tierax.serving.core.keys import SERVICE
+from tierax.serving.http.errors import unavailable
+from tierax.serving.observe.metrics import BUCKETS, ServingMetrics
 from tierax.serving.server import bind, serve
 
 pytestmark = pytest.mark.asyncio

@@ -16,7 +16,7 @@ from helpers.chat_templates import HERMES_TEMPLATE
 from helpers.fake_engine import FakeEngine, babble
 from helpers.live_server import CHAT, COMPLETIONS, MESSAGES, Live
 from tierax.engine.request import Request
-from tierax.serving.protocol import ChatBody, CompletionBody
+from tierax.serving.openai.bodies import ChatBody, CompletionBody
 
 pytestmark = pytest.mark.asyncio
 

@@ -12,7 +12,7 @@ from helpers.live_server import Live
 from helpers.tiny_text_model import write_tiny_text_model
 from tierax.engine.config import EngineConfig
 from tierax.engine.engine import Engine
-from tierax.serving.errors import ApiError
+from tierax.serving.http.errors import ApiError
 from tierax.serving.responses.store import Continuation, ResponseStore, Stored
 
 PAGE = 4

@@ -14,8 +14,8 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis.specs.openapi import checks
 
 from helpers.fake_engine import FakeEngine, say
-from tierax.serving.auth import OPEN_ROUTES
-from tierax.serving.openapi import documented_routes
+from tierax.serving.http.auth import OPEN_ROUTES
+from tierax.serving.openapi.document import documented_routes
 
 pytestmark = pytest.mark.asyncio
 

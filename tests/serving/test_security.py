@@ -19,10 +19,10 @@ from aiohttp import ClientConnectionError, ClientSession, TCPConnector, web
 from helpers.fake_engine import FakeEngine, FakeEngineThread, say
 from helpers.live_server import CHAT, COMPLETIONS, MESSAGES, Live, events_of
 from tierax.engine.config import ConfigError
-from tierax.serving import auth
 from tierax.serving.app import make_app
-from tierax.serving.auth import OPEN_ROUTES, ApiKey, load_keys
 from tierax.serving.config import ServerConfig
+from tierax.serving.http import auth
+from tierax.serving.http.auth import OPEN_ROUTES, ApiKey, load_keys
 from tierax.serving.server import bind, make_runner, tls_context
 
 pytestmark = pytest.mark.asyncio

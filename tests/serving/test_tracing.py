@@ -18,8 +18,8 @@ from helpers.fake_engine import babble, say
 from helpers.live_server import eventually
 from tierax.engine.config import ConfigError, EngineConfig
 from tierax.serving.config import ServerConfig
+from tierax.serving.observe.tracing import Tracer
 from tierax.serving.server import run
-from tierax.serving.tracing import Tracer
 
 pytestmark = pytest.mark.asyncio
 

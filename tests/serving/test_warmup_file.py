@@ -19,8 +19,8 @@ from helpers.fake_engine import FakeEngine, FakeEngineThread, say
 from helpers.live_server import COMPLETIONS, eventually
 from tierax.engine.config import ConfigError
 from tierax.serving.config import ServerConfig
+from tierax.serving.core.warming import read_warmup_file
 from tierax.serving.server import bind, serve
-from tierax.serving.warming import read_warmup_file
 
 pytestmark = pytest.mark.asyncio
 
