@@ -141,9 +141,11 @@ async def warm_all(
                 running.add(asyncio.create_task(one(place)))
             if not running:
                 return
-            done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 yield task.result()
+                # Not before: when one fails, the others that are done are looked at below.
+                running.discard(task)
     finally:
         for task in running:
             task.cancel()
