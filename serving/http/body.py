@@ -42,6 +42,9 @@ async def read_body(request: web.Request) -> bytes:
     limit = request.app[CONFIG].max_body_size
     if request.content_length is not None and request.content_length > limit:
         raise _too_large(limit)
+    if request.content.is_eof():
+        # It came with its headers, as most do: nothing to wait for.
+        return await _read(request, limit)
     seconds = request.app[CONFIG].read_timeout
     try:
         async with asyncio.timeout(seconds):
