@@ -32,6 +32,7 @@ OPTIONS: dict[str, type] = {
     "quantization": str,
     "kv_cache_dtype": str,
     "page_size": int,
+    "schedule_policy": str,
     "max_num_batched_tokens": int,
     "compile_cache_dir": str,
 }
