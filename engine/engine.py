@@ -25,6 +25,8 @@ from ..pallas_kernels.pages import PoolShape, page_bytes_on_device, pool_format
 from .chat_template import ChatTemplate
 from .compile_counter import CompileCounter, use_compile_cache
 from .config import ConfigError, EngineConfig
+from .constraint import Constraint
+from .grammar import Compiled, GrammarCompiler
 from .jax_executor import JaxExecutor
 from .loop import EngineLoop
 from .platform import PLATFORMS, Platform, compiler_options, device_memory, device_target, pool_pages
@@ -72,6 +74,7 @@ class Engine:
         self.chat_template = _chat_template(self.tokenizer)
         self.context_length = _context_length(config, source)
         self.end_ids = source.eos_token_ids | self.tokenizer.eos_ids
+        self._grammars = GrammarCompiler(self.tokenizer, source.config.vocab_size, self.end_ids)
         self.stats = EngineStats()
         self._random = random.Random(config.seed)
         self._compiles = CompileCounter(self.stats)
@@ -178,6 +181,11 @@ class Engine:
         if self.tiers is not None:
             yield from self._pool.warm_up()
 
+    def compile_constraint(self, constraint: Constraint) -> Compiled:
+        """Compiles what `SamplingParams.constraint` asks for, so that `make_requests` finds it done. May take a second: to be
+        called from any thread but the loop's. Raises `ConstraintError` for what cannot be enforced."""
+        return self._grammars.compile(constraint)
+
     def make_requests(
         self,
         prompt_ids: list[int],
@@ -204,6 +212,9 @@ class Engine:
             capacity_tokens=self.cache.capacity_tokens,
             params=params,
         )
+        if params.constraint is not None:
+            self.compile_constraint(params.constraint)
+            raise NotImplementedError("constraints are compiled, but not enforced yet")
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:

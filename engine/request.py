@@ -12,6 +12,7 @@ from ..cache.manager import Lease
 from .prefetch_policy import PrefetchPolicy
 
 if TYPE_CHECKING:
+    from .constraint import Constraint, Matcher
     from .reading import Reading
 
 FinishReason = str
@@ -49,6 +50,8 @@ class SamplingParams:
     """None: no log-probs; k: the chosen token's and the k likeliest ones', of the raw model distribution."""
     prompt_logprobs: int | None = None
     """The same of the prompt's tokens but for the first. Such a prompt is computed in full, whatever is cached."""
+    constraint: Constraint | None = None
+    """What the whole text must match; None: anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,8 @@ class Request:
     text: OutputText | None = None
     reading: Reading | None = None
     """What is wanted of the prompt itself; complete with the first delta."""
+    matcher: Matcher | None = None
+    """Follows the output, if it is constrained: it knows all of it that `tokens` has."""
     on_delta: Callable[[Delta], None] | None = None
 
     status: Status = Status.WAITING

@@ -24,6 +24,14 @@ class EngineStats:
     generated_tokens: int = 0
     computed_tokens: int = 0
     """Tokens that went through the model, recomputation after retractions included."""
+    constrained_tokens: int = 0
+    """Generated tokens of requests with a constraint."""
+    jumped_tokens: int = 0
+    """Those of them that the constraint forced, and that were taken without a step of their own."""
+    masks: int = 0
+    """How often it was found out which tokens may come next."""
+    mask_seconds: float = 0.0
+    """Time of the loop for that, while the device computes."""
     steps: int = 0
     retractions: int = 0
     faults: int = 0

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 
+from .constraint import Constraint
 from .request import SamplingParams
 
 MAX_STOPS, MAX_STOP_CHARS = 32, 1024
@@ -93,6 +94,8 @@ def check_sampling(params: SamplingParams, *, vocab_size: int, allow_no_tokens: 
     for token_id in stop_ids:
         _check_id("stop_token_ids", token_id, vocab_size)
     _check_bias(params.logit_bias, vocab_size)
+    if params.constraint is not None:
+        _check_constraint(params)
 
 
 def check_prompt(
@@ -189,6 +192,18 @@ def _check_bias(bias: object, vocab_size: int) -> None:
     for token_id, value in bias.items():
         _check_id("logit_bias", token_id, vocab_size)
         BIAS.check(value)
+
+
+def _check_constraint(params: SamplingParams) -> None:
+    if not isinstance(params.constraint, Constraint):
+        raise ParameterError(
+            "constraint",
+            f"constraint must be a Constraint, such as Constraint.regex(...), not {_shown(params.constraint)}",
+        )
+    if params.max_tokens == 0:
+        raise ParameterError(
+            "constraint", "with max_tokens 0 there is no text that a constraint could hold for"
+        )
 
 
 def _check_id(field: str, value: object, vocab_size: int) -> None:

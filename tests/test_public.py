@@ -20,6 +20,8 @@ NAMES = {
     "Choice": "engine.offline",
     "SamplingParams": "engine.request",
     "TokenLogprob": "engine.request",
+    "Constraint": "engine.constraint",
+    "ConstraintError": "engine.constraint",
     "EngineConfig": "engine.config",
     "ConfigError": "engine.config",
 }

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .engine.config import ConfigError as ConfigError
     from .engine.config import EngineConfig as EngineConfig
+    from .engine.constraint import Constraint as Constraint
+    from .engine.constraint import ConstraintError as ConstraintError
     from .engine.llm import LLM as LLM
     from .engine.offline import Choice as Choice
     from .engine.offline import Output as Output
@@ -21,6 +23,8 @@ _HOMES = {
     "Choice": "engine.offline",
     "SamplingParams": "engine.request",
     "TokenLogprob": "engine.request",
+    "Constraint": "engine.constraint",
+    "ConstraintError": "engine.constraint",
     "EngineConfig": "engine.config",
     "ConfigError": "engine.config",
     "__version__": "engine.version",
@@ -31,6 +35,8 @@ __all__ = [
     "LLM",
     "Choice",
     "ConfigError",
+    "Constraint",
+    "ConstraintError",
     "EngineConfig",
     "Output",
     "SamplingParams",

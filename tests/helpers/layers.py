@@ -15,6 +15,7 @@ PURE_ENGINE = tuple(
     for name in (
         *(
             "request",
+            "constraint",
             "plan",
             "prefetch",
             "prefetch_policy",
