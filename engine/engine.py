@@ -212,9 +212,7 @@ class Engine:
             capacity_tokens=self.cache.capacity_tokens,
             params=params,
         )
-        if params.constraint is not None:
-            self.compile_constraint(params.constraint)
-            raise NotImplementedError("constraints are compiled, but not enforced yet")
+        compiled = None if params.constraint is None else self.compile_constraint(params.constraint)
         seed = self._random.getrandbits(63) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
@@ -236,7 +234,9 @@ class Engine:
                 namespace=namespace,
                 priority=priority,
                 prefetch=prefetch,
-                text=IncrementalText.of(self.tokenizer, params, continues=continues),
+                # A constrained text starts with what it starts with.
+                text=IncrementalText.of(self.tokenizer, params, continues=continues or compiled is not None),
+                matcher=None if compiled is None else compiled.matcher(stop_ids),
                 reading=reading(),
                 on_delta=on_delta,
             )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -15,18 +16,23 @@ from .plan import Collected, Row, Sampled, StepPlan
 from .prompt_reader import Pending, PromptReader
 from .request import Request
 from .sampler import SampleOutput
-from .sampler_rows import pack_rows
+from .sampler_rows import MASK, SamplingRows, pack_rows
 from .sampler_state import SamplerState, init_state, prepare_slot, warm_up_state
 from .step import StepFunctions, StepShapes, bucket_of
 
+if TYPE_CHECKING:
+    from .plan import Mask
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class _Step:
     """A step in flight."""
 
     rows: tuple[Row, ...]
-    output: SampleOutput | None
-    read: Pending | None
+    output: SampleOutput | None = None
+    read: Pending | None = None
+    held: tuple[jax.Array, SamplingRows] | None = None
+    """What is sampled from, until `choose` says how."""
 
 
 class JaxExecutor:
@@ -45,19 +51,39 @@ class JaxExecutor:
         """Slot -> request and residency that its device state was set up for."""
         self._reader = PromptReader(functions, vocab_size, shapes.max_num_seqs)
         self._in_flight: deque[_Step] = deque()
+        self._no_masks: dict[int, jax.Array] = {}
+        """Row bucket -> masks on the device that allow everything."""
 
     def submit(self, plan: StepPlan) -> None:
-        sampling = [row for row in plan.rows if row.sample]
+        step = _Step(plan.rows)
+        sampling = plan.sampling
         for row in sampling:
             self._prepare(row.request)
         vector, table = self._shapes.pack(plan.chunks, plan.decodes)
         tokens = bucket_of(plan.num_tokens, self._shapes.token_buckets)
         kept, hidden = self._forward(vector, table, tokens)
-        output = self._sample(kept, sampling) if sampling else None
-        read = None
+        if sampling:
+            # Packed now: by the time of `choose` a request may have ended and have no slot any more.
+            packed = self._pack(sampling, bucket_of(len(sampling), self._shapes.row_buckets))
+            if plan.constrained:
+                step.held = kept, packed
+            else:
+                step.output = self._sample(kept, packed)
         if any(row.read for row in plan.rows):
-            read = self._reader.start(self._params, hidden, plan.rows)
-        self._in_flight.append(_Step(plan.rows, output, read))
+            step.read = self._reader.start(self._params, hidden, plan.rows)
+        self._in_flight.append(step)
+
+    def choose(self, masks: Sequence[Mask | None]) -> None:
+        step = self._in_flight[-1]
+        assert step.held is not None
+        (kept, packed), step.held = step.held, None
+        # A new array for each step: on a CPU the device reads this very memory, and later.
+        mask = np.zeros((len(packed.flags), self._mask_width), np.int32)
+        for row, allowed in enumerate(masks):
+            if allowed is not None:
+                mask[row] = allowed
+                packed.flags[row] |= MASK  # pyright: ignore[reportIndexIssue]
+        step.output = self._sample(kept, packed, mask)
 
     def collect(self) -> Collected:
         step = self._in_flight.popleft()
@@ -82,7 +108,10 @@ class JaxExecutor:
         assert hidden is not None
         self._reader.warm_up(self._params, hidden)
         for rows in self._shapes.row_buckets:
-            jax.block_until_ready(self._sample_padded(kept, [], rows))
+            # Masks are data: those of a step come from the host, those that allow everything stay on the device.
+            jax.block_until_ready(self._sample(kept, self._pack([], rows)))
+            mask = np.zeros((rows, self._mask_width), np.int32)
+            jax.block_until_ready(self._sample(kept, self._pack([], rows), mask))
             yield
 
     @property
@@ -110,14 +139,25 @@ class JaxExecutor:
         )
         return kept, hidden
 
-    def _sample(self, hidden: jax.Array, rows: list[Row]) -> SampleOutput:
-        return self._sample_padded(hidden, rows, bucket_of(len(rows), self._shapes.row_buckets))
-
-    def _sample_padded(self, hidden: jax.Array, rows: list[Row], size: int) -> SampleOutput:
+    def _pack(self, rows: Sequence[Row], size: int) -> SamplingRows:
         samples = [(row.request, row.start + row.count) for row in rows]
-        packed = pack_rows(samples, size, self._shapes.max_num_seqs)
-        output, self._state = self._functions.sample(self._params, hidden, packed, self._state)
+        return pack_rows(samples, size, self._shapes.max_num_seqs)
+
+    def _sample(
+        self, hidden: jax.Array, packed: SamplingRows, mask: np.ndarray | None = None
+    ) -> SampleOutput:
+        masks = self._no_mask(len(packed.flags)) if mask is None else mask
+        output, self._state = self._functions.sample(self._params, hidden, packed, self._state, masks)
         return output
+
+    def _no_mask(self, size: int) -> jax.Array:
+        if size not in self._no_masks:
+            self._no_masks[size] = jax.device_put(np.zeros((size, self._mask_width), np.int32))
+        return self._no_masks[size]
+
+    @property
+    def _mask_width(self) -> int:
+        return -(-self._vocab_size // 32)
 
 
 def _sampled(output: SampleOutput | None, rows: list[Row]) -> list[Sampled]:

@@ -2,20 +2,28 @@
 
 step n + 1 is planned and submitted      | the device runs step n
 step n's tokens are collected and judged | the device runs step n + 1
+
+Where a token of step n + 1 is constrained, its forward is submitted all the same, and the device goes on to sample when
+step n's tokens are known and the host has found out which may follow them: that, too, while the forward runs.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ..cache.manager import CacheManager
-from .plan import Executor, NoTransfers, Sampled, StepPlan, Transfers
+from .constraint import ConstraintError
+from .plan import Executor, NoTransfers, Row, Sampled, StepPlan, Transfers
 from .request import Delta, FinishReason, Request, Status, TokenLogprob
 from .schedule_policy import SchedulePolicy
 from .scheduler import Limits, Scheduler
 from .stats import EngineStats
+
+if TYPE_CHECKING:
+    from .plan import Mask
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +97,8 @@ class EngineLoop:
         collects = len(self._in_flight) > (plan is not None)
         if collects:
             self._collect()
+        if plan is not None and plan.constrained:
+            self._choose(plan)
         self._transfers.after_step(self._clock())
         self._update_gauges()
         self.stats.host_seconds += self._clock() - started - self._waited
@@ -138,16 +148,52 @@ class EngineLoop:
             assert row.request.reading is not None
             # Each reading gets the parts of its own kind.
             row.request.reading.add(part)  # pyright: ignore[reportArgumentType]
-        rows = [row for row in plan.rows if row.sample]
-        for row, token in zip(rows, collected.sampled, strict=True):
-            row.request.in_flight -= 1
-            if row.request.status is not Status.FINISHED:
+        for row, token in zip(plan.sampling, collected.sampled, strict=True):
+            if row.request.status is not Status.FINISHED and not _known(row):
+                row.request.in_flight -= 1
                 self._accept(row.request, token, now)
         for row in plan.rows:
             request = row.request
             ends = not request.generates and row.start + row.count == request.num_prompt
             if ends and request.status is not Status.FINISHED:
                 self._finish(request, "length", Delta(request, [], "", []))
+
+    def _choose(self, plan: StepPlan) -> None:
+        """Lets a step sample, now that all earlier tokens are known."""
+        if not self._in_flight or self._in_flight[-1] is not plan:
+            return  # what was collected meanwhile was a fault
+        masks = [self._mask(row) for row in plan.sampling]
+        try:
+            self._executor.choose(masks)
+        except Exception as error:
+            self._fail(error)
+
+    def _mask(self, row: Row) -> Mask | None:
+        """What the row's token may be; None = anything, also where it is of no interest any more."""
+        request, matcher = row.request, row.request.matcher
+        if matcher is None or request.status is Status.FINISHED:
+            return None
+        if matcher.ended:
+            self._finish(request, "stop", Delta(request, [], "", []))
+            return None
+        mask = matcher.mask
+        self.stats.masks += 1
+        if len(matcher.forced) > 1 and request.jumps:
+            self._jump(request, matcher.forced)
+        return mask
+
+    def _jump(self, request: Request, forced: Sequence[int]) -> None:
+        """Takes over what the constraint leaves no choice about: it is computed in one chunk, like a prompt.
+
+        The token that the row under way will sample is the first of them, and is passed over then.
+        """
+        request.in_flight = 0
+        now = self._clock()
+        for token_id in list(forced):
+            self.stats.jumped_tokens += 1
+            self._accept(request, Sampled(token_id, 0.0), now)
+            if request.status is Status.FINISHED:
+                return
 
     def _accept(self, request: Request, sampled: Sampled, now: float) -> None:
         """Adds a token to its request, and ends the request if the token says so."""
@@ -165,11 +211,13 @@ class EngineLoop:
             delta.logprobs.append(TokenLogprob(sampled.token_id, sampled.logprob, top))
         if ended:
             reason = "stop"
+        elif request.matcher is not None and (error := self._follow(request, sampled.token_id)) is not None:
+            delta.error, reason = error, "error"
         else:
             stopped = False
             if request.text is not None:
                 delta.text, stopped = request.text.append(sampled.token_id)
-            if stopped:
+            if stopped or (request.matcher is not None and request.matcher.ended):
                 reason = "stop"
             elif len(request.tokens) >= request.max_total:
                 reason = "length"
@@ -179,6 +227,19 @@ class EngineLoop:
         if request.status is Status.RUNNING:
             self.scheduler.commit(request)
         _emit(delta)
+
+    def _follow(self, request: Request, token_id: int) -> str | None:
+        """Tells the request's matcher of a token; returns what is wrong, since no answer goes on without its constraint."""
+        assert request.matcher is not None
+        self.stats.constrained_tokens += 1
+        started = self._clock()
+        try:
+            request.matcher.advance(token_id)
+        except ConstraintError as error:
+            return str(error)
+        finally:
+            self.stats.mask_seconds += self._clock() - started
+        return None
 
     def _finish(self, request: Request, reason: FinishReason, delta: Delta) -> None:
         self.scheduler.finish(request)
@@ -214,6 +275,11 @@ class EngineLoop:
         stats.pages_total, stats.pages_free = cache.num_pages, cache.free
         stats.pages_evictable, stats.pages_in_use = cache.evictable, cache.in_use
         stats.evicted_pages = cache.stats.evicted_pages
+
+
+def _known(row: Row) -> bool:
+    """The token that the row sampled was forced, and taken before."""
+    return row.start + row.count < len(row.request.tokens)
 
 
 def _emit(delta: Delta) -> None:

@@ -35,7 +35,7 @@ class Choice:
 
     def add(self, delta: Delta) -> None:
         """Appends what a step brought."""
-        ended = delta.finish_reason == "stop" and delta.token_ids[-1] in delta.request.stop_ids
+        ended = delta.finish_reason == "stop" and not delta.request.stop_ids.isdisjoint(delta.token_ids[-1:])
         kept = delta.token_ids[:-1] if ended else delta.token_ids
         self.token_ids += kept
         self.text += delta.text

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .reading import ReadPart
 from .request import Request
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Mask = NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,16 @@ class StepPlan:
         return self.chunks + self.decodes
 
     @property
+    def sampling(self) -> tuple[Row, ...]:
+        """The rows that yield a token."""
+        return tuple(row for row in self.rows if row.sample)
+
+    @property
+    def constrained(self) -> bool:
+        """A token of it has a constraint: nothing can be sampled before the tokens of all earlier steps are known."""
+        return any(row.sample and row.request.matcher is not None for row in self.rows)
+
+    @property
     def num_tokens(self) -> int:
         return sum(row.count for row in self.chunks) + len(self.decodes)
 
@@ -67,7 +84,17 @@ class Executor(Protocol):
     """A device that runs plans strictly in the order of submission."""
 
     def submit(self, plan: StepPlan) -> None:
-        """Starts a step and returns at once. Page tables and tokens are read before it returns."""
+        """Starts a step and returns at once. Page tables and tokens are read before it returns.
+
+        A constrained plan's tokens are not sampled before `choose`.
+        """
+        ...
+
+    def choose(self, masks: Sequence[Mask | None]) -> None:
+        """Lets the step submitted last, whose plan is constrained, sample. Called once, before the next `submit`.
+
+        One entry per `sample` row: the tokens that may come (`constraint.Matcher.mask`), None = all.
+        """
         ...
 
     def collect(self) -> Collected:

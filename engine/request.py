@@ -169,6 +169,21 @@ class Request:
         return self.max_total > self.num_prompt
 
     @property
+    def penalizes(self) -> bool:
+        """Whether its tokens' likelihood depends on those that came before, so that the device keeps count of them."""
+        params = self.params
+        return (
+            params.repetition_penalty != 1.0
+            or params.frequency_penalty != 0.0
+            or params.presence_penalty != 0.0
+        )
+
+    @property
+    def jumps(self) -> bool:
+        """Forced tokens may be taken without being sampled: nobody asks for log-probs, nor for counts on the device."""
+        return self.params.logprobs is None and not self.penalizes
+
+    @property
     def reusable(self) -> int:
         """Leading tokens whose KV may come out of the cache."""
         most = len(self.tokens) - 1

@@ -1,7 +1,7 @@
 """Chooses the next token of every row on the device: one pure program per bucket of rows, options are data.
 
-The order, for each row: repetition, frequency and presence penalties; logit biases and `min_tokens`; then either
-the likeliest token (lowest id on ties), or temperature, top_k, top_p, min_p and a draw. A draw adds Gumbel noise
+The order, for each row: repetition, frequency and presence penalties; logit biases and `min_tokens`; the mask of a
+constraint, which has the last word; then either the likeliest token (lowest id on ties), or temperature, top_k, top_p, min_p and a draw. A draw adds Gumbel noise
 that depends on the request's seed and the token's position only, and takes the maximum: neither the row, nor
 its neighbours, nor padding can change it.
 
@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .sampler_rows import BIAS, LOGPROB, PENALTIES, TOP, SamplingRows
+from .sampler_rows import BIAS, LOGPROB, MASK, PENALTIES, TOP, SamplingRows
 from .sampler_state import SamplerState
 
 NUM_TOP = 20
@@ -64,14 +64,19 @@ class ScoreOutput(NamedTuple):
 
 
 @partial(jax.jit, donate_argnames="state")
-def sample(logits: jax.Array, rows: SamplingRows, state: SamplerState) -> tuple[SampleOutput, SamplerState]:
+def sample(
+    logits: jax.Array, rows: SamplingRows, state: SamplerState, mask: jax.Array | None = None
+) -> tuple[SampleOutput, SamplerState]:
     """Samples one token per row from `logits` f32[S, V] and records it in the (donated) state.
 
+    `mask` i32[S, ceil(V / 32)] has a bit for each token that may come, and counts for rows with MASK.
     A NaN logit counts as -inf, +inf as 1e30. A row with no possible token gets the id 0.
     """
+    if mask is None:
+        mask = jnp.zeros((logits.shape[0], -(-logits.shape[1] // 32)), jnp.int32)
     tokens = lax.cond(
-        jnp.any(_drawn(rows) | rows.asks(PENALTIES | BIAS)),
-        lambda: _in_groups(partial(_choose, state=state), logits, rows),
+        jnp.any(_drawn(rows) | rows.asks(PENALTIES | BIAS | MASK)),
+        lambda: _in_groups(partial(_choose, state=state), logits, rows, mask),
         lambda: _argmax(logits),
     )
     logprobs, top_ids, top_logprobs = lax.cond(
@@ -151,11 +156,24 @@ def _bias(logits: jax.Array, rows: SamplingRows, state: SamplerState) -> jax.Arr
     return lax.cond(jnp.any(on), apply, lambda: logits)
 
 
+def _allow(logits: jax.Array, rows: SamplingRows, mask: jax.Array) -> jax.Array:
+    """Sets to -inf what the mask i32[S, ceil(V / 32)] leaves out, for rows that have one."""
+    on = rows.asks(MASK)[:, None]
+
+    def apply() -> jax.Array:
+        bits = mask[:, :, None] >> lax.broadcasted_iota(jnp.int32, (1, 1, 32), 2)
+        allowed = (bits & 1).reshape(mask.shape[0], -1)[:, : logits.shape[1]] != 0
+        return jnp.where(allowed | ~on, logits, -jnp.inf)
+
+    return lax.cond(jnp.any(on), apply, lambda: logits)
+
+
 # --- the choice
 
 
-def _choose(logits: jax.Array, rows: SamplingRows, state: SamplerState) -> jax.Array:
+def _choose(logits: jax.Array, rows: SamplingRows, mask: jax.Array, *, state: SamplerState) -> jax.Array:
     logits = _bias(_penalize(_clean(logits), rows, state), rows, state)
+    logits = _allow(logits, rows, mask)
     return lax.cond(jnp.any(_drawn(rows)), lambda: _draw(logits, rows), lambda: _argmax(logits))
 
 

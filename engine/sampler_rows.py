@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MAX_BIAS = 512
 """Default room for a request's logit biases and, with `min_tokens`, its end tokens."""
 
-PENALTIES, BIAS, LOGPROB, TOP = 1, 2, 4, 8
+PENALTIES, BIAS, LOGPROB, TOP, MASK = 1, 2, 4, 8, 16
 """Bits of `SamplingRows.flags`: which optional work a row asks for."""
 
 FOREVER = np.iinfo(np.int32).max
@@ -38,7 +38,8 @@ class SamplingRows(NamedTuple):
     """i32[S, 6]: slot, top_k (<= 0 keeps all), low and high word of the seed (bit patterns of uint32),
     position of the token to sample in its sequence, number of tokens generated before it."""
     flags: jax.Array
-    """i32[S]: bits PENALTIES, BIAS, LOGPROB (of the chosen token), TOP (the likeliest tokens)."""
+    """i32[S]: bits PENALTIES, BIAS, LOGPROB (of the chosen token), TOP (the likeliest tokens),
+    MASK (only some tokens may come)."""
 
     @property
     def temperature(self) -> jax.Array:
@@ -122,21 +123,13 @@ def pack_rows(samples: Sequence[tuple[Request, int]], bucket: int, num_slots: in
 def _flags(request: Request, num_output: int) -> int:
     params = request.params
     flags = 0
-    if uses_penalties(request):
+    if request.penalizes:
         flags |= PENALTIES
     if params.logit_bias or (params.min_tokens > num_output and request.stop_ids):
         flags |= BIAS
     if params.logprobs is not None:
         flags |= LOGPROB | (TOP if params.logprobs > 0 else 0)
     return flags
-
-
-def uses_penalties(request: Request) -> bool:
-    """Whether the history of the request's tokens must be kept on the device."""
-    params = request.params
-    return (
-        params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
-    )
 
 
 def bias_entries(

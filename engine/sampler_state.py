@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .request import Request
-from .sampler_rows import MAX_BIAS, bias_entries, uses_penalties
+from .sampler_rows import MAX_BIAS, bias_entries
 
 HISTORY_CHUNK = 1024
 """Tokens per call of `add_history`; longer histories take several calls of the one compiled program."""
@@ -72,7 +72,7 @@ def prepare_slot(state: SamplerState, request: Request) -> SamplerState:
     biases = bias_entries(request, state.vocab_size, state.max_bias)
     if biases is not None:
         state = set_bias(state, slot, *biases)
-    if uses_penalties(request):
+    if request.penalizes:
         tokens = np.asarray(request.tokens, np.int32)
         state = clear_history(state, slot)
         state = _load(state, slot, tokens[: request.num_prompt], is_output=False)

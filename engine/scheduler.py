@@ -165,7 +165,9 @@ class Scheduler:
         lease = _lease(request)
         shared = self.cache.extend(lease, request.tokens, request.reusable)
         if shared > request.num_computed:
-            self._count_hit(request, shared - request.num_computed)
+            # Forced tokens of an answer are computed in chunks too, but a hit is of the prompt.
+            hit = min(shared, request.num_prompt) - request.num_computed
+            self._count_hit(request, max(hit, 0))
             request.num_computed = shared
         start = request.num_computed
         count = min(_remaining(request), budget)

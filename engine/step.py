@@ -167,11 +167,11 @@ class StepFunctions:
         return hidden_td[last], hidden_td, pool
 
     def _sample(
-        self, params: Params, hidden_rd: jax.Array, rows: SamplingRows, state: SamplerState
+        self, params: Params, hidden_rd: jax.Array, rows: SamplingRows, state: SamplerState, mask: jax.Array
     ) -> tuple[SampleOutput, SamplerState]:
         """Samples for the first `rows` of the kept hidden states."""
         logits = self._decoder.logits(params, hidden_rd[: rows.flags.shape[0]])
-        return sample(logits, rows, state)
+        return sample(logits, rows, state, mask)
 
     def _score(
         self, params: Params, hidden_pd: jax.Array, tokens_p: jax.Array, wants_top_p: jax.Array

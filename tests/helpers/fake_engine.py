@@ -20,7 +20,9 @@ from helpers.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 from tierax.cache.manager import CacheManager
 from tierax.engine.chat_template import ChatTemplate
 from tierax.engine.config import EngineConfig
+from tierax.engine.constraint import Constraint
 from tierax.engine.errors import EngineStopped
+from tierax.engine.grammar import Compiled, GrammarCompiler
 from tierax.engine.prefetch_policy import PrefetchPolicy
 from tierax.engine.reading import HiddenSum, MeanHidden, PromptScores
 from tierax.engine.request import Delta, Request, SamplingParams, Status, TokenLogprob
@@ -81,6 +83,11 @@ class FakeEngine:
         self.tiers = None
         self.seen: set[tuple[bytes, tuple[int, ...]]] = set()
         self.made: list[Request] = []
+        self._grammars = GrammarCompiler(self.tokenizer, VOCAB_SIZE, self.end_ids)
+
+    def compile_constraint(self, constraint: Constraint) -> Compiled:
+        """As the engine does; what the script says is its own affair."""
+        return self._grammars.compile(constraint)
 
     def make_requests(
         self,
@@ -94,6 +101,8 @@ class FakeEngine:
         on_delta: Callable[[Delta], None],
     ) -> list[Request]:
         check_sampling(params, vocab_size=VOCAB_SIZE)
+        if params.constraint is not None:
+            self.compile_constraint(params.constraint)
         limit = check_prompt(
             prompt_ids,
             vocab_size=VOCAB_SIZE,

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tierax.cache.manager import CacheManager
+from tierax.engine.constraint import Matcher
 from tierax.engine.loop import EngineLoop
 from tierax.engine.plan import Collected, NoTransfers, Row, Sampled, StepPlan, Transfers
 from tierax.engine.reading import HiddenSum, MeanHidden, Reading, ReadPart
@@ -53,17 +55,33 @@ def hash_model(history: int, seed: int, position: int) -> int:
     return (mixed >> 33) % 100
 
 
-def solo(request: Request, model: Model = hash_model) -> list[int]:
-    """The output of a request by itself, without engine, pages or cache (text stops are not looked at)."""
+def allowed(token: int, mask: NDArray[np.int32] | None) -> int:
+    """What becomes of a model's choice under a mask."""
+    if mask is None:
+        return token
+    ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+    assert ids, "a mask that allows nothing"
+    return token if token in ids else ids[token % len(ids)]
+
+
+def solo(request: Request, model: Model = hash_model, matcher: Matcher | None = None) -> list[int]:
+    """The output of a request by itself, without engine, pages or cache (text stops are not looked at).
+
+    `matcher`: a new one of the request's constraint.
+    """
     history = 0
     for token in request.tokens[: request.num_prompt]:
         history = fold(history, token)
     output: list[int] = []
     for position in range(request.num_prompt, request.max_total):
-        token = model(history, request.seed, position)
+        token = allowed(model(history, request.seed, position), None if matcher is None else matcher.mask)
         output.append(token)
         if token in request.stop_ids and len(output) > request.params.min_tokens:
             break
+        if matcher is not None:
+            matcher.advance(token)
+            if matcher.ended:
+                break
         history = fold(history, token)
     return output
 
@@ -82,6 +100,8 @@ class Bound:
     """A row with all that `submit` may read of its request."""
 
     row: Row
+    slot: int
+    residency: int
     pages: list[int]
     tokens: list[int]
 
@@ -103,6 +123,8 @@ class FakeExecutor:
         """All that were submitted."""
         self.submit_error: Exception | None = None
         """Raised by the next `submit`, once."""
+        self.choose_error: Exception | None = None
+        """Raised by the next `choose`, once."""
         self.collect_error: Exception | None = None
         """Raised by the next `collect`, once."""
         self.resets = 0
@@ -117,6 +139,8 @@ class FakeExecutor:
         self._cells: dict[tuple[int, int], Cell] = {}
         self._last: dict[int, tuple[Request, int, int]] = {}
         """Slot -> request, residency and the token sampled last: the device's own memory."""
+        self._held: tuple[list[Bound], list[Sampled]] | None = None
+        """Rows to sample once their masks are known, and where the tokens go."""
         self._in_flight: deque[tuple[float, Collected]] = deque()
 
     def submit(self, plan: StepPlan) -> None:
@@ -131,14 +155,26 @@ class FakeExecutor:
             self._write(bound)
         for bound in rows:
             self._fold(bound)
-        brought = Collected(
-            [self._sample(bound) for bound in rows if bound.row.sample],
-            [self._read(bound) for bound in rows if bound.row.read],
-        )
+        assert self._held is None, "a step that was never told how to sample"
+        brought = Collected([], [self._read(bound) for bound in rows if bound.row.read])
+        sampling = [bound for bound in rows if bound.row.sample]
+        if plan.constrained:
+            self._held = sampling, brought.sampled
+        else:
+            brought.sampled.extend(self._sample(bound, None) for bound in sampling)
         self._free_at = max(self._free_at, self._clock()) + plan.num_tokens * self._seconds_per_token
         self._in_flight.append((self._free_at, brought))
 
+    def choose(self, masks: Sequence[NDArray[np.int32] | None]) -> None:
+        assert self._held is not None, "nothing waits for masks"
+        (rows, sampled), self._held = self._held, None
+        if self.choose_error is not None:
+            error, self.choose_error = self.choose_error, None
+            raise error
+        sampled += [self._sample(bound, mask) for bound, mask in zip(rows, masks, strict=True)]
+
     def collect(self) -> Collected:
+        assert self._held is None, "a step that was never told how to sample"
         done_at, brought = self._in_flight.popleft()
         self._clock.now = max(self._clock.now, done_at)
         if self.collect_error is not None:
@@ -188,7 +224,7 @@ class FakeExecutor:
             assert residency == request.residency, "the slot's last token is of an earlier residency"
             tokens.append(token)
         assert len(tokens) == row.count, "a token that neither host nor device knows"
-        return Bound(row, pages, tokens)
+        return Bound(row, request.slot, request.residency, pages, tokens)
 
     def _cell(self, bound: Bound, position: int) -> tuple[int, int]:
         return bound.pages[position // self.page_size], position % self.page_size
@@ -208,7 +244,7 @@ class FakeExecutor:
                 assert cell.history in (-1, history), "two rows of a step write to one place"
                 self._cells[place] = cell._replace(history=history)
 
-    def _sample(self, bound: Bound) -> Sampled:
+    def _sample(self, bound: Bound, mask: NDArray[np.int32] | None) -> Sampled:
         request, end = bound.row.request, bound.row.start + bound.row.count
         history = 0
         for position in range(end):
@@ -217,8 +253,8 @@ class FakeExecutor:
             assert cell.position == position, f"position {position} reads the KV of position {cell.position}"
             assert cell.namespace == request.namespace, "KV of another tenant"
             assert cell.history == history, "KV that was computed after other tokens"
-        token = self._model(history, request.seed, end)
-        self._last[request.slot] = (request, request.residency, token)
+        token = allowed(self._model(history, request.seed, end), mask)
+        self._last[bound.slot] = (request, bound.residency, token)
         return Sampled(token, -1.0, ((token, -1.0),))
 
     def _read(self, bound: Bound) -> ReadPart:
@@ -330,6 +366,7 @@ class Rig:
         priority: int = 0,
         text: OutputText | None = None,
         reading: Reading | None = None,
+        matcher: Matcher | None = None,
         **params: object,
     ) -> Request:
         """A request as the engine would make it, its output clipped to the pool."""
@@ -347,6 +384,7 @@ class Rig:
             priority=priority,
             text=text,
             reading=reading,
+            matcher=matcher,
             on_delta=deltas.append,
         )
 
@@ -380,11 +418,16 @@ class Rig:
         assert [token for delta in self.deltas[request.id] for token in delta.token_ids] == output
         return output
 
-    def expect_solo(self, request: Request) -> None:
-        """Asserts that the request ended by itself with the tokens that it would have had alone."""
-        expected = solo(request, self._model)
+    def expect_solo(self, request: Request, matcher: Matcher | None = None) -> None:
+        """Asserts that the request ended by itself with the tokens that it would have had alone.
+
+        `matcher`: a new one of its constraint.
+        """
+        assert (matcher is None) == (request.matcher is None)
+        expected = solo(request, self._model, matcher)
         assert self.output(request) == expected, request.id
         stopped = (
             bool(expected) and expected[-1] in request.stop_ids and len(expected) > request.params.min_tokens
         )
+        stopped = stopped or (matcher is not None and matcher.ended)
         assert request.finish_reason == ("stop" if stopped else "length")

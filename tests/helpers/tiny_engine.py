@@ -15,6 +15,7 @@ from helpers.tiny_models import write_tiny_checkpoint
 from helpers.tiny_tiers import TinyTiers
 from tierax.cache.device_pool import DevicePool
 from tierax.cache.manager import CacheManager
+from tierax.engine.constraint import Matcher
 from tierax.engine.jax_executor import JaxExecutor
 from tierax.engine.loop import EngineLoop
 from tierax.engine.platform import device_target
@@ -127,6 +128,7 @@ class Run:
         stop_ids: Sequence[int] = (),
         namespace: bytes = b"",
         reading: Reading | None = None,
+        matcher: Matcher | None = None,
     ) -> Request:
         params = params or SamplingParams(max_tokens=8, temperature=0.0)
         name = f"r{len(self.deltas)}"
@@ -141,6 +143,7 @@ class Run:
             max_total=min(len(prompt) + params.max_tokens, self._most),
             namespace=namespace,
             reading=reading,
+            matcher=matcher,
             on_delta=deltas.append,
         )
         self.loop.add(request)
