@@ -58,7 +58,7 @@ class Constraint:
 
     @classmethod
     def regex(cls, pattern: str) -> Constraint:
-        """All of the text matches the pattern: Unicode, no look-around, no back references.
+        """All of the text matches the pattern: Unicode (but for `\\d`, which is 0-9), no look-around, no back references.
 
         A pattern with a lazy quantifier (`.*?`) lets the text end at its first possible end.
         """

@@ -175,11 +175,15 @@ class Compiled:
     def __init__(self, constraint: Constraint, start: LLMatcher, vocab_size: int) -> None:
         self.constraint = constraint
         self._start = start
-        self._within = _bits(range(vocab_size), -(-vocab_size // 32))
+        self._vocabulary = _bits(range(vocab_size), -(-vocab_size // 32))
+        # llguidance's own end token lies behind the vocabulary, perhaps in a word of its own.
+        self._words = vocab_size // 32 + 1
 
     def matcher(self, stop_ids: frozenset[int]) -> GrammarMatcher:
         """For one answer, which any of `stop_ids` ends. Raises `ConstraintError` if no token can come first."""
-        return GrammarMatcher(self.constraint.kind, self._start.deep_copy(), self._within, stop_ids)
+        return GrammarMatcher(
+            self.constraint.kind, self._start.deep_copy(), self._vocabulary, self._words, stop_ids
+        )
 
 
 class GrammarMatcher:
@@ -190,15 +194,20 @@ class GrammarMatcher:
     """
 
     def __init__(
-        self, kind: str, matcher: LLMatcher, within: NDArray[np.int32], stop_ids: frozenset[int]
+        self,
+        kind: str,
+        matcher: LLMatcher,
+        vocabulary: NDArray[np.int32],
+        words: int,
+        stop_ids: frozenset[int],
     ) -> None:
-        """`within`: a mask of the whole vocabulary."""
+        """`vocabulary`: the mask that allows all of it; `words`: the width of llguidance's masks."""
         self._kind = kind
         self._matcher = matcher
         self._stop_ids = stop_ids
-        self._width = len(within)
+        self._words, self._width = words, len(vocabulary)
         self._stops = _bits(stop_ids, self._width)
-        self._no_stops = ~self._stops & within
+        self._no_stops = ~self._stops & vocabulary
         self._forced: list[int] = []
         self._mask = self._stops
         self._ended = False
@@ -217,6 +226,14 @@ class GrammarMatcher:
         return _bits(self._forced[:1], self._width) if self._forced else self._mask
 
     def advance(self, token_id: int) -> None:
+        try:
+            self._advance(token_id)
+        except ConstraintError:
+            raise
+        except Exception as error:  # one answer's trouble, whatever it is
+            raise ConstraintError(self._kind, f"{self._kind} cannot be followed: {error}") from error
+
+    def _advance(self, token_id: int) -> None:
         expected = self._forced.pop(0) if self._forced else token_id
         if token_id != expected or not self._matcher.consume_token(token_id):
             raise ConstraintError(
@@ -232,8 +249,7 @@ class GrammarMatcher:
             self._forced = forced[: self._matcher.validate_tokens(forced)]
             if self._forced:
                 return
-        # llguidance's own end token lies behind the vocabulary, perhaps in a word of its own.
-        row = np.zeros(self._width + 1, np.int32)
+        row = np.zeros(self._words, np.int32)
         self._matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
         if self._matcher.is_error():
             raise ConstraintError(self._kind, f"{self._kind} cannot be followed: {self._why()}")
@@ -289,9 +305,14 @@ def _json_schema(schema: dict[str, Any]) -> str:
     return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)  # pyright: ignore[reportArgumentType]
 
 
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+"""Of which `\\d` are ASCII's digits: other scripts' are of no use to who reads numbers, and each version of Unicode has more."""
+
+
 def _regex(pattern: str, start: Start) -> str:
     from llguidance import LLMatcher
 
+    pattern = _ESCAPED.sub(lambda found: "[0-9]" if found.group() == r"\d" else found.group(), pattern)
     whole = LLMatcher.grammar_from_regex(pattern)
     parts = split_lazy(pattern)
     if parts is None:

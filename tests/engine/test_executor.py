@@ -12,8 +12,11 @@ import jax
 import numpy as np
 import pytest
 
+from helpers.byte_tokenizer import byte_tokenizer
 from helpers.tiny_engine import Run, TinyDevice, TinyModel, output
 from tierax.engine.compile_counter import CompileCounter
+from tierax.engine.constraint import Constraint
+from tierax.engine.grammar import GrammarCompiler
 from tierax.engine.request import Request, SamplingParams
 from tierax.engine.stats import EngineStats
 from tierax.engine.step import StepFunctions, StepShapes, bucket_of, buckets
@@ -161,19 +164,32 @@ OPTIONS: list[dict[str, Any]] = [
     {"logprobs": 20},
     {"seed": 7, "temperature": 1.0, "n": 4},
     {"ignore_eos": True},
+    {"constraint": Constraint.regex("[a-c]{3}")},
+    {"constraint": Constraint.regex("[a-c]wxyz[a-c]{3}"), "temperature": 1.0, "logprobs": 2},
+    {"constraint": Constraint.regex("wxyz[a-c]+"), "frequency_penalty": 0.5, "min_tokens": 3},
+    {"constraint": Constraint.choice(["abcdefghijklm", "b"])},
 ]
 
 
 def test_no_option_compiles_anything(device: TinyDevice) -> None:
+    grammars = GrammarCompiler(byte_tokenizer(), 256, frozenset())
+
+    def add(run: Run, prompt: list[int], number: int, options: dict[str, Any]) -> None:
+        params = replace(GREEDY, **options)
+        compiled = None if params.constraint is None else grammars.compile(params.constraint)
+        matcher = None if compiled is None else compiled.matcher(frozenset([1, 2]))
+        run.add(prompt, params, seed=number, stop_ids=[1, 2], matcher=matcher)
+
     with nothing_compiles():
         run = device.run()
         for number, options in enumerate(OPTIONS):
-            params = replace(GREEDY, **options)
-            run.add([number, 2, 3], params, seed=number, stop_ids=[1, 2])
+            add(run, [number, 2, 3], number, options)
             run.finish()
         for number, options in enumerate(OPTIONS):
-            run.add([9] * (number + 1), replace(GREEDY, **options), seed=number, stop_ids=[1])
+            add(run, [9] * (number + 1), number, options)
         run.finish()
+    assert run.loop.stats.masks > 0
+    assert run.loop.stats.jumped_tokens > 0
     tops = [delta.logprobs[0].top for delta in run.deltas["r11"] if delta.logprobs]
     assert [len(top) for top in tops[:1]] == [20]
 

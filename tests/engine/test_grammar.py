@@ -1,0 +1,530 @@
+"""What constraints allow: every kind, its refusals, and where texts may and must end."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import threading
+from typing import Any
+
+import pytest
+
+from helpers.allowed import STOPS, accepts, begins, compiler, follow, ids_of
+from helpers.byte_tokenizer import EOS, IM_END, VOCAB_SIZE, byte_tokenizer
+from tierax.engine.constraint import MAX_CHARS, MAX_CHOICES, Constraint, ConstraintError
+from tierax.engine.grammar import CompileLimits, GrammarCompiler
+from tierax.engine.lazy_regex import split_lazy
+
+GRAMMARS = compiler()
+ARTICLE = r'\{.*?"answer":\s*".*?",\s*"confidence":\s*\d+\}'
+
+
+def refused(make: Any) -> ConstraintError:
+    """The refusal of a constraint, wherever it comes: when it is made or compiled. Others compile before and after."""
+    assert accepts(GRAMMARS, Constraint.regex("a+"), "aa")
+    with pytest.raises(ConstraintError) as caught:
+        GRAMMARS.compile(make())
+    assert accepts(GRAMMARS, Constraint.regex("b+"), "bb")
+    return caught.value
+
+
+# --- constraints as values
+
+
+def test_equal_contents_are_equal() -> None:
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    assert Constraint.json_schema(schema) == Constraint.json_schema(json.dumps(schema, indent=3))
+    assert hash(Constraint.choice(["a", "b"])) == hash(Constraint.choice(("a", "b")))
+    assert Constraint.regex("a") != Constraint.grammar("a")
+    assert Constraint.json_schema(True) == Constraint.json_schema({})
+
+
+def test_the_order_of_properties_stays() -> None:
+    constraint = Constraint.json_schema(
+        {
+            "type": "object",
+            "properties": {"b": {"const": 1}, "a": {"const": 2}},
+            "required": ["a", "b"],
+            "additionalProperties": False,
+        }
+    )
+    assert accepts(GRAMMARS, constraint, '{"b": 1, "a": 2}')
+    assert not begins(GRAMMARS, constraint, '{"a"')
+
+
+# --- regex
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        ("yes(no)?", ["yes", "yesno"], ["ye", "yesn", "no", ""]),
+        ("^abc$", ["abc"], ["ab", "abcd"]),
+        (r"\d{4}-\d\d", ["2026-11"], ["2026-1", "26-11"]),
+        ("(?i)ab", ["aB", "AB"], ["a"]),
+        ("é🙂+", ["é🙂", "é🙂🙂"], ["é", "e🙂"]),
+        (r"a/b\n", ["a/b\n"], ["a/b"]),
+        (".+", ["a b"], ["a\nb", ""]),
+        (r"(?:x|yz)*", ["", "xyzx"], ["y"]),
+    ],
+)
+def test_regex(pattern: str, good: list[str], bad: list[str]) -> None:
+    constraint = Constraint.regex(pattern)
+    assert [text for text in good if not accepts(GRAMMARS, constraint, text)] == []
+    assert [text for text in bad if accepts(GRAMMARS, constraint, text)] == []
+
+
+def test_digits_are_those_that_programs_read() -> None:
+    assert accepts(GRAMMARS, Constraint.regex(r"[\d.]+\d"), "3.14")
+    assert not begins(GRAMMARS, Constraint.regex(r"\d+"), "٣")
+    assert accepts(GRAMMARS, Constraint.regex(r"\\d"), r"\d")
+
+
+def test_a_regex_takes_whole_characters_only() -> None:
+    constraint = Constraint.regex("[é-ü]+")
+    assert begins(GRAMMARS, constraint, b"\xc3")
+    assert not accepts(GRAMMARS, constraint, b"\xc3")
+    assert not begins(GRAMMARS, constraint, b"\xff")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "head", "tail"),
+    [
+        (ARTICLE, ARTICLE, ""),
+        (r".*?: \d+", r".*?: \d{1}", r"\d{0,}"),
+        (r".*?: \d+ *[a-z]?", r".*?: \d{1}", r"\d{0,} *[a-z]?"),
+        ("a*?b*", "a*?", "b*"),
+        ("(?i)x.*?[0-9a-f]{2,4}", "(?i)x.*?[0-9a-f]{2}", "(?i)[0-9a-f]{0,2}"),
+        ("a.*?$", "a.*?", ""),
+        ("(a.*?b)+c?", "(a.*?b)+", "c?"),
+        ("(?:a+?)", "(?:a+?)", ""),
+        ("a??b{3}", "a??b{3}", ""),
+        ("a.*?b|c+", "a.*?b|c+", ""),
+        (r"[]?+]*?\x41+", r"[]?+]*?\x41{1}", r"\x41{0,}"),
+        (r"a.*?[[:alpha:]&&[^x]]+", r"a.*?[[:alpha:]&&[^x]]{1}", r"[[:alpha:]&&[^x]]{0,}"),
+        (r"(?x) a .*? b+", r"(?x) a .*? b+", ""),
+    ],
+)
+def test_a_lazy_pattern_is_cut_where_it_first_ends(pattern: str, head: str, tail: str) -> None:
+    assert split_lazy(pattern) == (head, tail)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["a.*b", r"a\*?", "[*?]?", r"(?:a|b)?", r"(?P<n>a)?", r"\?\??", "", "(?i)a", "a{2}", r"[a\]*?]"],
+)
+def test_a_pattern_without_a_lazy_quantifier_stays_whole(pattern: str) -> None:
+    assert split_lazy(pattern) is None
+
+
+def test_the_answers_of_the_article_end_at_the_first_possible_end() -> None:
+    constraint = Constraint.regex(ARTICLE)
+    text = '{ "say": "x", "answer": "It is "so", they say", "confidence": 98}'
+    matcher = follow(GRAMMARS, constraint, text)
+    assert matcher is not None
+    assert matcher.ended
+    assert re.fullmatch(ARTICLE, text)
+    for cut in range(len(text) - 1):
+        assert not accepts(GRAMMARS, constraint, text[:cut])
+
+
+def test_what_follows_a_lazy_part_greedily_may_go_on() -> None:
+    constraint = Constraint.regex(r".*?: \d+")
+    assert not begins(GRAMMARS, constraint, "a: 1x")
+    assert begins(GRAMMARS, constraint, "a: b: ")
+    assert accepts(GRAMMARS, constraint, "a: b: 1")
+    assert accepts(GRAMMARS, constraint, "a: 1234")
+
+
+def test_random_lazy_patterns_yield_full_matches_only() -> None:
+    rng = random.Random(5)
+    pieces = ["a", "b", "[ab]", "(?:ab|b)", "a+", "b*", "[ab]?", "a{1,2}", ".*?", "a+?", "b??", "(a.*?b)"]
+    walks = 0
+    for _ in range(150):
+        pattern = "".join(rng.choice(pieces) for _ in range(rng.randint(1, 5)))
+        try:
+            matcher = GRAMMARS.compile(Constraint.regex(pattern)).matcher(STOPS)
+        except ConstraintError:
+            assert re.fullmatch(pattern, ""), pattern
+            continue
+        text = ""
+        while not matcher.ended and len(text) < 12:
+            allowed = ids_of(matcher)
+            if allowed >= STOPS and rng.random() < 0.3:
+                break
+            letters = sorted(allowed & {97, 98})
+            if not letters:
+                break
+            token = rng.choice(letters)
+            matcher.advance(token)
+            text += chr(token)
+        if matcher.ended or ids_of(matcher) >= STOPS:
+            assert re.fullmatch(pattern, text, re.DOTALL), (pattern, text)
+            walks += 1
+    assert walks > 80
+
+
+@pytest.mark.parametrize(
+    ("pattern", "reason"),
+    [
+        ("[a-", "unclosed character class"),
+        (r"^(a)\1$", "backreferences are not supported"),
+        ("(?=a)b", "look-around"),
+        (r".*?(?=a)b", "look-around"),
+        ("(a", "unclosed group"),
+        ("", "empty text"),
+        (".*?", "empty text"),
+        ("\ud800", "not valid Unicode"),
+        ("a" * (MAX_CHARS + 1), "at most"),
+    ],
+)
+def test_a_regex_that_cannot_be_enforced_is_refused(pattern: str, reason: str) -> None:
+    error = refused(lambda: Constraint.regex(pattern))
+    assert error.keyword == "regex"
+    assert reason in str(error)
+
+
+# --- JSON
+
+
+def schema(**keywords: Any) -> Constraint:
+    return Constraint.json_schema(keywords)
+
+
+INT = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"a":3}', '{"a": 3}', '{ "a": 3 }', '{\n    "a": 3\n}', '{\n"a"\n:\n3\n}'],
+)
+def test_json_with_usual_white_space(text: str) -> None:
+    assert accepts(GRAMMARS, Constraint.json_schema(INT), text)
+
+
+@pytest.mark.parametrize(
+    "text", [" {", "\n", "{  ", "{\n\n", "{\t", '{"a": 3} ', '{"a": 3}\n', "{\n" + 17 * " "]
+)
+def test_json_white_space_is_bounded_and_stays_inside(text: str) -> None:
+    assert not begins(GRAMMARS, Constraint.json_schema(INT), text)
+
+
+@pytest.mark.parametrize("loved", ["\n", " ", "\t", "  \n"])
+def test_a_model_that_loves_white_space_comes_to_an_end(loved: str) -> None:
+    matcher = GRAMMARS.compile(Constraint.json_schema(INT)).matcher(STOPS)
+    text = b""
+    while not matcher.ended and not ids_of(matcher) >= STOPS and len(text) < 100:
+        allowed = ids_of(matcher)
+        token = next((ord(c) for c in loved if ord(c) in allowed), max(allowed))
+        matcher.advance(token)
+        text += bytes([token])
+    assert json.loads(text).keys() == {"a"}
+    assert len(text) < (100 if " " in loved else 40)
+
+
+def test_strings_with_a_length_hold_escapes_and_count_characters() -> None:
+    short = schema(type="string", maxLength=4)
+    good = ['"a\\"b\\n"', '"\\ud83d\\ude42abc"', '"🙂🙂🙂🙂"', '""', '"\\u0041\\\\"']
+    bad = ['"a\tb"', '"abcde"', '"\\ud83d"', '"\\ude42"', '"\\ud83dx"', '"🙂🙂🙂🙂🙂"', '"\x00"', '"\\x41"']
+    assert [text for text in good if not accepts(GRAMMARS, short, text)] == []
+    assert [text for text in bad if accepts(GRAMMARS, short, text)] == []
+    for text in good:
+        assert len(json.loads(text)) <= 4
+
+
+def test_json_object_is_any_object_and_nothing_else() -> None:
+    for text in ("{}", '{"a": [1, {"b": null}], "c": -1.5e3}'):
+        assert accepts(GRAMMARS, Constraint.json_object(), text)
+    for text in ("[", "3", '"', "n"):
+        assert not begins(GRAMMARS, Constraint.json_object(), text)
+
+
+def test_a_schema_of_true_is_any_value() -> None:
+    assert accepts(GRAMMARS, Constraint.json_schema("true"), "[1, null]")
+
+
+@pytest.mark.parametrize(
+    ("given", "keyword"),
+    [
+        ({"type": "nope"}, "type"),
+        ({"not": {"type": "string"}}, "not"),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"dependencies": {"a": ["b"]}}, "dependencies"),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "oneOf"),
+        ({"properties": {"a": {"if": {}}}}, "if"),
+        ({"type": "string", "pattern": r"^(a)\1$"}, "pattern"),
+        ({"type": "string", "format": "zork"}, "format"),
+        ({"$ref": "https://example.com/schema"}, "$ref"),
+        ({"$ref": "#/nope"}, "$ref"),
+        ({"enum": []}, "enum"),
+        ({"type": "object", "not": {}, "x-guidance": {"lenient": True}}, "not"),
+        ('{"type": ', "json_schema"),
+        ("false", "json_schema"),
+        ("3", "json_schema"),
+        ([], "json_schema"),
+        ({"const": float("nan")}, "json_schema"),
+        ({"const": {1, 2}}, "json_schema"),
+        ({"const": "\ud800"}, "json_schema"),
+        ("[" * 100_000, "json_schema"),
+        ('{"a":' * 5000 + "{}" + "}" * 5000, "json_schema"),
+    ],
+)
+def test_a_schema_that_cannot_be_enforced_is_refused_by_keyword(given: Any, keyword: str) -> None:
+    assert refused(lambda: Constraint.json_schema(given)).keyword == keyword
+
+
+def test_a_refusal_is_remembered_and_raised_anew() -> None:
+    constraint = schema(uniqueItems=True)
+    errors = [refused(lambda: constraint) for _ in range(2)]
+    assert errors[0] is not errors[1]
+    assert str(errors[0]) == str(errors[1])
+
+
+# --- choices, grammars, tags
+
+
+def test_choices_with_all_kinds_of_characters() -> None:
+    choices = ["a", "ab", 'say "x"\n', "\\", "/", "é🙂", "<|im_end|>", "\x00"]
+    constraint = Constraint.choice(choices)
+    assert [text for text in choices if not accepts(GRAMMARS, constraint, text)] == []
+    assert not accepts(GRAMMARS, constraint, "say")
+    assert not begins(GRAMMARS, constraint, "b")
+
+
+def test_a_choice_ends_at_once_where_no_other_goes_on() -> None:
+    constraint = Constraint.choice(["yes", "yesterday", "no"])
+    for text, ended in (("no", True), ("yes", False), ("yesterday", True)):
+        matcher = follow(GRAMMARS, constraint, text)
+        assert matcher is not None
+        assert matcher.ended == ended
+
+
+@pytest.mark.parametrize(
+    ("choices", "reason"),
+    [
+        ([], "0 entries"),
+        ([""], "empty text"),
+        (["a"] * (MAX_CHOICES + 1), "entries"),
+        ("abc", "list of texts"),
+        ([1], "must hold texts"),
+        (["x" * 70_000], "characters"),
+    ],
+)
+def test_choices_that_make_no_sense_are_refused(choices: Any, reason: str) -> None:
+    error = refused(lambda: Constraint.choice(choices))
+    assert error.keyword == "choice"
+    assert reason in str(error)
+
+
+LARK = 'start: "(" inner ")"\ninner: /[a-z]+/ | start'
+GBNF = 'root ::= "(" inner ")"\ninner ::= [a-z]+ | root\n'
+
+
+@pytest.mark.parametrize("text", [LARK, GBNF])
+def test_grammars_of_both_kinds(text: str) -> None:
+    constraint = Constraint.grammar(text)
+    for good in ("(ab)", "(((z)))"):
+        assert accepts(GRAMMARS, constraint, good)
+    for bad in ("(", "((a)", "()"):
+        assert not accepts(GRAMMARS, constraint, bad)
+
+
+@pytest.mark.parametrize(
+    "text", ["start: zork", "root ::= zork", "%%%%", "", 'start: "a" (', "start: /(?=a)/"]
+)
+def test_a_grammar_that_cannot_be_enforced_is_refused(text: str) -> None:
+    assert refused(lambda: Constraint.grammar(text)).keyword == "grammar"
+
+
+TAGS = [
+    {"begin": "<fn=add>", "schema": INT, "end": "</fn>"},
+    {"begin": "<fn=now>", "schema": {"type": "object", "additionalProperties": False}, "end": "</fn>"},
+]
+
+
+def test_structural_tags_in_free_text() -> None:
+    constraint = Constraint.structural_tag(TAGS, ["<fn="])
+    for good in ("", "hi <fn", '<fn=add>{"a": 3}</fn>', 'Let me <fn=now>{}</fn> and <fn=add>{"a":1}</fn>.\n'):
+        assert accepts(GRAMMARS, constraint, good)
+    for bad in ("<fn=", "<fn=add>", '<fn=add>{"a": 3}'):
+        assert not accepts(GRAMMARS, constraint, bad)
+    for bad in ("<fn=sub", '<fn=add>{"b"', "<fn=add> "):
+        assert not begins(GRAMMARS, constraint, bad)
+
+
+def test_structural_tags_that_must_come() -> None:
+    some = Constraint.structural_tag(TAGS, ["<fn="], at_least_one=True)
+    one = Constraint.structural_tag(TAGS, ["<fn="], at_least_one=True, stop_after_first=True)
+    for constraint in (some, one):
+        assert not accepts(GRAMMARS, constraint, "hello")
+        assert accepts(GRAMMARS, constraint, "hello <fn=now>{}</fn>")
+    assert accepts(GRAMMARS, some, "<fn=now>{}</fn><fn=now>{}</fn>")
+    matcher = follow(GRAMMARS, one, "hello <fn=now>{}</fn>")
+    assert matcher is not None
+    assert matcher.ended
+
+
+@pytest.mark.parametrize(
+    ("tags", "triggers", "keyword"),
+    [
+        ([], ["<"], "structural_tag"),
+        ([{"begin": "<a>", "schema": {"not": {}}}], ["<a"], "not"),
+        ([{"begin": "<a>"}], ["<b"], "triggers"),
+        ([{"begin": "<a>"}], [""], "triggers"),
+        ([{"schema": {}}], ["<"], "structural_tag"),
+        (["<a>"], ["<"], "structural_tag"),
+    ],
+)
+def test_tags_that_cannot_be_enforced_are_refused(tags: Any, triggers: list[str], keyword: str) -> None:
+    assert refused(lambda: Constraint.structural_tag(tags, triggers)).keyword == keyword
+
+
+# --- ends
+
+
+def test_all_end_tokens_are_masked_inside_and_allowed_when_complete() -> None:
+    compiled = GRAMMARS.compile(Constraint.regex('yes(no)?|"ab"'))
+    matcher = compiled.matcher(frozenset({EOS, IM_END, 5}))
+    for byte in b"yes":
+        assert ids_of(matcher).isdisjoint({EOS, IM_END, 5})
+        matcher.advance(byte)
+    assert ids_of(matcher) == {ord("n"), EOS, IM_END, 5}
+    assert not matcher.ended
+
+
+def test_an_end_token_that_is_text_is_no_text_inside() -> None:
+    matcher = GRAMMARS.compile(Constraint.regex("[a-c]{3}x?")).matcher(frozenset({ord("b")}))
+    assert ids_of(matcher) == {ord("a"), ord("c")}
+    for _ in range(3):
+        matcher.advance(ord("a"))
+    assert ids_of(matcher) == {ord("b"), ord("x")}
+
+
+def test_a_text_that_needs_an_end_token_inside_fails_instead_of_ending() -> None:
+    matcher = GRAMMARS.compile(Constraint.regex("[a-c]b[a-c]")).matcher(frozenset({ord("b")}))
+    with pytest.raises(ConstraintError, match="no token but an end token"):
+        matcher.advance(ord("a"))
+
+
+def test_without_end_tokens_a_whole_text_just_goes_on_or_ends() -> None:
+    matcher = GRAMMARS.compile(Constraint.regex("ab?")).matcher(frozenset())
+    matcher.advance(ord("a"))
+    assert ids_of(matcher) == {ord("b")}
+    matcher.advance(ord("b"))
+    assert matcher.ended
+
+
+def test_special_tokens_are_no_text() -> None:
+    matcher = GRAMMARS.compile(Constraint.regex("(.|\n)+")).matcher(frozenset())
+    assert ids_of(matcher) <= set(range(256))
+    assert not begins(GRAMMARS, Constraint.regex(".+"), b"\x80")
+
+
+def test_ids_behind_the_vocabulary_are_never_allowed() -> None:
+    padded = GrammarCompiler(byte_tokenizer(), VOCAB_SIZE + 40, STOPS)
+    matcher = padded.compile(Constraint.regex(".*")).matcher(STOPS)
+    assert max(ids_of(matcher)) < VOCAB_SIZE
+    assert len(matcher.mask) == -(-(VOCAB_SIZE + 40) // 32)
+
+
+def test_forced_tokens_are_one_mask_at_a_time() -> None:
+    matcher = GRAMMARS.compile(Constraint.regex("[ab]cde[fg]")).matcher(STOPS)
+    assert list(matcher.forced) == []
+    matcher.advance(ord("a"))
+    assert list(matcher.forced) == list(b"cde")
+    for byte in b"cde":
+        assert ids_of(matcher) == {byte}
+        matcher.advance(byte)
+    assert ids_of(matcher) == set(b"fg")
+    with pytest.raises(ConstraintError):
+        matcher.advance(ord("x"))
+
+
+# --- the compiler
+
+
+def test_compiled_constraints_are_kept_up_to_a_limit() -> None:
+    grammars = GrammarCompiler(byte_tokenizer(), VOCAB_SIZE, STOPS, CompileLimits(cached=2))
+    a, b, c = (Constraint.regex(text) for text in "abc")
+    first = grammars.compile(a)
+    assert grammars.compile(a) is first
+    grammars.compile(b)
+    grammars.compile(a)
+    grammars.compile(c)
+    assert grammars.compile(a) is first, "b was the one used longest ago"
+    second = grammars.compile(b)
+    assert grammars.compile(b) is second
+
+
+def test_large_texts_do_not_pile_up() -> None:
+    grammars = GrammarCompiler(byte_tokenizer(), VOCAB_SIZE, STOPS, CompileLimits(cached_chars=100))
+    long = Constraint.regex("a" * 90)
+    first = grammars.compile(long)
+    grammars.compile(Constraint.regex("b" * 90))
+    assert grammars.compile(long) is not first
+
+
+@pytest.mark.parametrize(
+    ("limits", "constraint"),
+    [
+        (CompileLimits(lexer_fuel=300), Constraint.regex("(abc|[d-z]{3}){1,400}" * 40)),
+        (CompileLimits(grammar_size=50), Constraint.choice([f"v{n}" for n in range(300)])),
+    ],
+)
+def test_the_work_of_compiling_is_bounded(limits: CompileLimits, constraint: Constraint) -> None:
+    with pytest.raises(ConstraintError) as caught:
+        GrammarCompiler(byte_tokenizer(), VOCAB_SIZE, STOPS, limits).compile(constraint)
+    assert caught.value.keyword == constraint.kind
+    assert "too big" in str(caught.value)
+
+
+@pytest.mark.parametrize("limits", [CompileLimits(step_fuel=100), CompileLimits(lexer_states=40)])
+def test_the_work_of_following_is_bounded(limits: CompileLimits) -> None:
+    matcher = GrammarCompiler(byte_tokenizer(), VOCAB_SIZE, STOPS, limits).compile(ROPE).matcher(STOPS)
+
+    def follow_long() -> None:
+        for byte in b"abacabadabacabaeabacabadabacaba" * 9:
+            matcher.advance(byte)
+
+    with pytest.raises(ConstraintError, match="cannot be followed"):
+        follow_long()
+
+
+ROPE = Constraint.regex("([a-e]*a[a-e]{9})+z")
+
+
+def test_threads_may_compile_together() -> None:
+    grammars = compiler()
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(20):
+                constraint = Constraint.regex(f"[ab]{{{1 + (number + turn) % 7}}}")
+                assert accepts(grammars, constraint, "a" * (1 + (number + turn) % 7))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_matchers_of_one_constraint_do_not_meddle() -> None:
+    compiled = GRAMMARS.compile(Constraint.regex("[ab]{3}"))
+    first, second = compiled.matcher(STOPS), compiled.matcher(STOPS)
+    mask = first.mask.copy()
+    for _ in range(3):
+        first.advance(97)
+    assert first.ended
+    assert not second.ended
+    assert (second.mask == mask).all()
