@@ -172,7 +172,9 @@ def test_a_disk_that_lies_about_writes_is_found_out(stage: Stage, start: Start, 
     assert stage.ask(run, 0).cached_tokens == 4 * PAGE
     failed = run.tiers.prefetcher.stats.failed_pages
     assert failed["corrupt"] == 1
-    assert set(failed) <= {"corrupt", "missing"}, "what hangs below it goes too, and may have been asked for still"
+    assert set(failed) <= {"corrupt", "missing"}, (
+        "what hangs below it goes too, and may have been asked for still"
+    )
     stage.expect_recovery(run, 0)
 
 

@@ -9,6 +9,10 @@ import sys
 from .errors import UsageError
 
 PARTS = {
+    "run": (
+        "lab_run",
+        "a trace through scheduler, cache and tiers in simulated time: hits, first tokens, cost",
+    ),
     "oracle": ("lab_oracle", "hit rates of policies block by block, an infinite cache, and the optimum"),
 }
 """Name -> its module here, which has `run(argv) -> int`, and its summary."""
