@@ -12,10 +12,10 @@ import numpy as np
 from tqdm import tqdm
 
 from ..engine.request import Request
+from ..lab.prices import Prices
 from .agents import Agents, Conversation, Ideal, Workload, ideal_cache
 from .bounds import Clock
 from .cache_engine import Driver, EngineMaker, PageSize
-from .prices import Prices
 from .raw_io import bytes_below
 from .targets import Target
 

@@ -97,10 +97,10 @@ class Node:
     def names(self, first: int, last: int) -> list[PageKey]:
         """What the disk store calls pages `[first, last)` of this run."""
         assert self.parent is not None
-        keys = self.page_keys()
+        keys, start = self.page_keys(), self.start
         parents = [self.parent.page_keys()[-1], *keys]
         namespace = self.path()[0].page_keys()[0]
-        return [PageKey(namespace, keys[i], parents[i], self.start + i) for i in range(first, last)]
+        return [PageKey(namespace, keys[i], parents[i], start + i) for i in range(first, last)]
 
     def path(self) -> list[Node]:
         """The nodes from the root to this one."""

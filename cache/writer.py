@@ -77,6 +77,8 @@ class Writer:
         self._saves: dict[Move, list[int]] = {}
         self._writes: dict[Move, _Write] = {}
         self._pages_in_flight = 0
+        self._crowded = False
+        """The bound was reached, and half of it is not free again: what is begun in small pieces is walked too often."""
         self._undeleted: dict[PageKey, None] = {}
         """Pages that left the index, but not the store. Nothing is written while there are any: the disk may be full."""
         self._unfilled: set[int] = set()
@@ -185,8 +187,12 @@ class Writer:
             del noted[next(iter(noted))]
         if now < self._paused_until or not noted or not self._has_space(now):
             return
+        if self._crowded and self._pages_in_flight > self._most_pages // 2:
+            return
+        self._crowded = False
         for node in list(noted):
             if self._pages_in_flight >= self._most_pages:
+                self._crowded = True
                 break
             if node in noted:
                 del noted[node]

@@ -144,7 +144,8 @@ class EngineLoop:
             self._transfers.prefilled(plan.num_tokens, now - self._busy_since, now)
         self.stats.device_busy_seconds += now - self._busy_since
         self._busy_since = now
-        for row, part in zip([row for row in plan.rows if row.read], collected.read, strict=True):
+        rows = plan.rows
+        for row, part in zip([row for row in rows if row.read], collected.read, strict=True):
             assert row.request.reading is not None
             # Each reading gets the parts of its own kind.
             row.request.reading.add(part)  # pyright: ignore[reportArgumentType]
@@ -152,9 +153,9 @@ class EngineLoop:
             if row.request.status is not Status.FINISHED and not _known(row):
                 row.request.in_flight -= 1
                 self._accept(row.request, token, now)
-        for row in plan.rows:
+        for row in rows:
             request = row.request
-            ends = not request.generates and row.start + row.count == request.num_prompt
+            ends = not row.sample and not request.generates and row.start + row.count == request.num_prompt
             if ends and request.status is not Status.FINISHED:
                 self._finish(request, "length", Delta(request, [], "", []))
 

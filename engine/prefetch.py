@@ -209,8 +209,9 @@ class Prefetcher:
     def poll(self) -> None:
         """Places what has arrived, and asks for more where there was no room before."""
         for wait in self._waits.values():
-            self._advance(wait)
-            self._issue(wait)
+            if wait.arrived or _hold(wait).num_pages < wait.target:
+                self._advance(wait)
+                self._issue(wait)
 
     def observe_read(self, move: Move, now: float) -> None:
         """Takes the news of a read: every page once."""

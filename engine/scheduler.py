@@ -106,7 +106,9 @@ class Scheduler:
 
     def _plan_decodes(self, quota: int) -> list[Row]:
         ready = [
-            r for r in self.running if _remaining(r) == 1 and (r.length < r.max_total or not r.generates)
+            r
+            for r in self.running
+            if (length := r.length) - r.num_computed == 1 and (length < r.max_total or not r.generates)
         ]
         if len(ready) > quota:
             # Those that have waited longest; then in order of age again, which is the order of retraction.
@@ -114,10 +116,15 @@ class Scheduler:
             ready.sort(key=self.running.index)
         rows = []
         for request in ready:
-            if request.status is Status.RUNNING and self._grow(request, request.length):
+            if request.status is Status.RUNNING and self._has_room(request):
                 self._last_decoded[request.id] = self._step
                 rows.append(Row(request, request.num_computed, 1, sample=request.generates))
         return rows
+
+    def _has_room(self, request: Request) -> bool:
+        """Pages for the next decode: mostly they are there."""
+        length = request.length
+        return length <= len(_lease(request).pages) * self.cache.page_size or self._grow(request, length)
 
     def _weigh(self) -> None:
         """Finds out whether priorities count now, and puts the running requests in their order."""
@@ -346,7 +353,9 @@ class Scheduler:
 
     def commit(self, request: Request) -> None:
         """Shares the whole pages of what is computed and known, prompt and output alike."""
-        self.cache.commit(_lease(request), request.tokens, min(request.num_computed, len(request.tokens)))
+        lease, known = _lease(request), min(request.num_computed, len(request.tokens))
+        if known // self.cache.page_size > lease.num_shared:
+            self.cache.commit(lease, request.tokens, known)
 
     def lose_device(self) -> list[Request]:
         """After a fault took the device's pages: empties that tier; returns the running requests, now out of it."""

@@ -15,9 +15,9 @@ from tierax.bench.cache_engine import PageSize
 from tierax.bench.cache_table import Row, Served, compare_answers, make_rows, summarize, table_targets
 from tierax.bench.cache_ttft import ttft_targets
 from tierax.bench.jitter_store import Jitter, JitterStore
-from tierax.bench.prices import Prices
 from tierax.bench.raw_io import bytes_below, make_cold, memcpy_seconds, pread_seconds
 from tierax.bench.targets import Target, targets_table
+from tierax.lab.prices import Prices
 
 PAGE = PageSize(tokens=16, bytes=1000, vocab_size=256)
 

@@ -75,7 +75,10 @@ RULES = (
     Rule("bench.perplexity", ("", *_under("bench", "engine", "models", "pallas_kernels"))),
     Rule("bench.cache_engine", ("", *_under("bench", "engine"), "cache.radix_tree")),
     Rule("bench.peers*", ("", *_under("bench"), "models.source")),
-    Rule("bench*", ("", "engine.llm", "engine.request", "engine.config", *_under("bench", "serving"))),
+    Rule(
+        "bench*",
+        ("", "engine.llm", "engine.request", "engine.config", "lab.prices", *_under("bench", "serving")),
+    ),
     Rule("cli*", ("*",)),
     Rule("launch_server", _under("cli")),
     Rule("__main__", _under("cli")),

@@ -21,10 +21,11 @@ def is_user_mistake(error: Exception) -> bool:
     from ..engine.config import ConfigError
     from ..engine.tokenizer import TokenizerError
     from ..engine.validate import ParameterError
+    from ..lab.errors import LabError
     from ..models.errors import ModelError
 
     return isinstance(
-        error, (ConfigError, ModelError, ParameterError, TokenizerError, TemplateError, OSError)
+        error, (ConfigError, LabError, ModelError, ParameterError, TokenizerError, TemplateError, OSError)
     )
 
 

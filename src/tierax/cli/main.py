@@ -22,6 +22,7 @@ COMMANDS = {
     "convert": "convert a Hugging Face or GGUF model to an Orbax checkpoint",
     "cache": "look after a disk cache, or a running server's: stat, ls, verify, prune, clear, warm, pin, unpin",
     "bench": "measure speed and quality: cache, kernels, load, offline, online, perplexity, radix",
+    "lab": "replay traces through the scheduler and the cache in simulated time, against the optimum",
     "doctor": "tell what an installation runs on, and which kernels serve",
 }
 """Subcommand -> its summary; each lives in the module of its name and has `run(argv) -> int`."""
