@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 JSON_SPACE = r" |\n {0,16}"
 """White space that may stand once between two JSON tokens, and neither before nor after the whole: enough for usual
 indentation, and no room for a model that says nothing else."""
+WORDS = "[a-zA-Z ]{1,15}"
+"""Tokens of this kind, most of many vocabularies, are allowed or not as one wherever that can be told: a mask of a pattern
+like `[a-zA-Z ,.]{80}` takes 30 us instead of 700."""
 _JSON_OPTIONS: dict[str, Any] = {
     "whitespace_flexible": True,
     "whitespace_pattern": JSON_SPACE,
@@ -145,7 +148,8 @@ class GrammarCompiler:
                 from llguidance import LLTokenizer
 
                 wrapped: Any = _Vocabulary(self._tokenizer, self._vocab_size, self._end_ids)
-                self._vocabulary = LLTokenizer(wrapped, n_vocab=len(wrapped.tokens))
+                slices = [*LLTokenizer.general_slices(), WORDS]
+                self._vocabulary = LLTokenizer(wrapped, n_vocab=len(wrapped.tokens), slices=slices)
             return self._vocabulary
 
 
