@@ -246,6 +246,7 @@ def test_a_fault_ends_what_runs_and_the_rest_goes_on(where: str, quiet: None) ->
     setattr(rig.device, where, RuntimeError("lost"))
     rig.run()
     assert [r.finish_reason for r in requests] == ["error", "error", "stop", "stop"]
+    assert rig.loop.stats.faults == 1
     for request in requests[2:]:
         expect(rig, request)
 

@@ -495,6 +495,14 @@ def test_a_mask_has_the_last_word_for_its_own_row(temperature: float) -> None:
     assert int(output.top_ids[0, 0]) == int(logits[0].argmax())
 
 
+def test_a_mask_counts_where_nothing_else_is_asked_for() -> None:
+    logits = random_logits(np.random.default_rng(3), 1)
+    rows = pack_rows([(make_request(SamplingParams(temperature=0.0)), 3)], 1, SLOTS)
+    rows.flags[:] |= MASK  # pyright: ignore[reportIndexIssue]
+    output, _ = sample(jnp.array(logits), rows, init_state(SLOTS, VOCAB), mask_of([[8]], 1))  # pyright: ignore[reportArgumentType]
+    assert int(output.tokens[0]) == 8
+
+
 def test_a_mask_leaves_draws_as_the_model_shares_them_out() -> None:
     logits = np.log(np.array([0.5, 0.2, 0.2, 0.1] + [1e-9] * 60))
     padded = np.tile(logits.astype(np.float32), (500, 1))
