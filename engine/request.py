@@ -194,6 +194,11 @@ class Request:
         return self.reading.claimed
 
     @property
+    def may_load(self) -> bool:
+        """Whether host and disk can be of use."""
+        return self.reading is None or self.reading.first > 0
+
+    @property
     def num_output(self) -> int:
         return len(self.tokens) - self.num_prompt
 

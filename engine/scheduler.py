@@ -227,7 +227,7 @@ class Scheduler:
                 or not self._transfers.ready(request, self._now)
             ):
                 continue
-            loadable = request.reading is None and self._transfers.loadable(request)
+            loadable = request.may_load and self._transfers.loadable(request)
             if loadable and self._open(request):
                 self._loaded(request)
 
@@ -273,7 +273,7 @@ class Scheduler:
                 return False
             self.loading.remove(request)
             return True
-        if request.reading is not None or not self._transfers.load(request):
+        if not request.may_load or not self._transfers.load(request):
             return True
         self.loading.append(request)
         return False

@@ -11,6 +11,7 @@ from aiohttp import web
 
 from ...engine.request import SamplingParams, TokenLogprob
 from ...engine.tokenizer import Tokenizer
+from ...engine.validate import MAX_INT32
 from ..core.generation import Call, Choice, Event, Generation
 from ..core.keys import SERVICE
 from ..core.service import Service
@@ -173,7 +174,7 @@ def _params(body: GenerateBody) -> SamplingParams:
     params.include_stop_str_in_output = bool(asked.no_stop_trim)
     if body.return_logprob and body.logprob_start_len >= 0:
         params.prompt_logprobs = top
-        params.prompt_logprobs_start = max(1, body.logprob_start_len)
+        params.prompt_logprobs_start = min(max(1, body.logprob_start_len), MAX_INT32)
     return params
 
 
