@@ -91,6 +91,8 @@ class LoopThread:
                 return
             self._closed = True
         if self._loop is None or self._thread is None:
+            if self.last is not None:
+                asyncio.run(self.last())
             return
         if threading.current_thread() is self._thread:
             # Collected as garbage in the loop itself.

@@ -13,9 +13,7 @@ from .expr import Sampling, Shape
 
 if TYPE_CHECKING:
     from ..engine.config import EngineConfig
-    from ..engine.engine import Engine as ModelEngine
     from ..engine.request import Delta, Request, SamplingParams
-    from ..engine.thread import EngineThread
 
 PATIENCE = 1.0
 """Seconds between two looks at whether the engine still runs, while nothing comes."""
@@ -48,18 +46,13 @@ class Engine(Backend):
         except BaseException:
             thread.close(0.0)
             raise
-        self._take(engine, thread, chat_template_kwargs)
-
-    def _take(
-        self, engine: ModelEngine, thread: EngineThread, chat_template_kwargs: Mapping[str, Any] | None
-    ) -> None:
         super().__init__()
         self._engine, self._thread = engine, thread
         self._variables = dict(chat_template_kwargs or {})
         self._calls = 0
 
         async def close() -> None:
-            await asyncio.to_thread(thread.close)
+            thread.close()
 
         self.loop.last = close
 
@@ -131,7 +124,8 @@ class Engine(Backend):
         self, prompts: list[list[int]], params: SamplingParams
     ) -> tuple[list[Request], AsyncIterator[Delta]]:
         """Requests, one for each prompt, and what becomes of them until all have ended. Raises `BackendError`."""
-        loop, news = asyncio.get_running_loop(), asyncio.Queue[Delta]()
+        loop = asyncio.get_running_loop()
+        news: asyncio.Queue[Delta] = asyncio.Queue()
 
         def tell(delta: Delta) -> None:
             loop.call_soon_threadsafe(news.put_nowait, delta)

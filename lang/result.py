@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from .backend import Completion
 from .interpreter import Choice
@@ -33,8 +34,9 @@ class Result(Mapping[str, str]):
         """The texts of all places with that name, in order."""
         return self._state.get_all(name)
 
-    def meta(self, name: str) -> Completion | Choice:
-        """How the last text of that name came about: what was cached, how it ended, or the scores of choices."""
+    def meta(self, name: str) -> Any:
+        """How the last text of that name came about: a `Completion` says what was cached and how it ended, a `Choice`
+        the scores."""
         return self._state.get_meta_info(name)
 
     @property

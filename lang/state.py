@@ -197,8 +197,9 @@ class ProgramState:
         self._last(name)
         return [variable.wait() for variable in self._variables[name]]
 
-    def get_meta_info(self, name: str) -> Completion | Choice:
-        """How the text came about: of a `gen` its tokens and what was cached, of a `select` the scores."""
+    def get_meta_info(self, name: str) -> Any:
+        """How the text came about: of a `gen` a `Completion`, with its tokens and what was cached; of a `select` a
+        `Choice`, with the scores."""
         return self._last(name).meta()
 
     def names(self) -> list[str]:
@@ -322,7 +323,9 @@ class ProgramState:
             except ProgramError as error:
                 self.stop(error)
             except Exception as error:
-                self.stop(ProgramError(f"{type(error).__name__}: {error}", where))
+                made = ProgramError(f"{type(error).__name__}: {error}", where)
+                made.__cause__ = error
+                self.stop(made)
 
         self._do(work, *(variable.value for variable in variables))
 
