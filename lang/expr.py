@@ -60,9 +60,9 @@ class Shape:
     """What an answer must look like."""
 
     kind: str
-    """`regex`, `json_schema`, `json_object` or `grammar`."""
+    """`regex`, `json_schema` or `grammar`."""
     value: str
-    """The pattern, the schema as JSON text, or the grammar; empty for `json_object`."""
+    """The pattern, the schema as JSON text, or the grammar."""
 
 
 class Expr:

@@ -13,6 +13,7 @@ from .expr import Sampling, Shape
 
 if TYPE_CHECKING:
     from ..engine.config import EngineConfig
+    from ..engine.constraint import Constraint
     from ..engine.request import Delta, Request, SamplingParams
 
 PATIENCE = 1.0
@@ -79,9 +80,9 @@ class Engine(Backend):
     ) -> Completion:
         from ..engine.request import SamplingParams
 
-        if shape is not None:
-            raise BackendError(f"this version cannot hold answers to a {shape.kind}")
         params = SamplingParams(**{**sampling.given(), "max_tokens": sampling.max_tokens})
+        if shape is not None:
+            params.constraint = await asyncio.to_thread(self._constraint, shape)
         started, first = self._engine.clock(), None
         text, token_ids, logprobs = "", [], []
         [request], deltas = self._submit([ids], params)
@@ -93,7 +94,7 @@ class Engine(Backend):
             if delta.text:
                 on_text(delta.text)
         stopped = request.finish_reason == "stop"
-        ended = stopped and token_ids[-1] in request.stop_ids
+        ended = stopped and not request.stop_ids.isdisjoint(token_ids[-1:])
         return Completion(
             text,
             token_ids[:-1] if ended else token_ids,
@@ -119,6 +120,22 @@ class Engine(Backend):
             sum(request.num_prompt for request in requests),
             sum(request.cached_tokens for request in requests),
         )
+
+    def _constraint(self, shape: Shape) -> Constraint:
+        """The shape as a constraint that is compiled. Raises `BackendError`."""
+        from ..engine.constraint import Constraint, ConstraintError
+
+        make: dict[str, Callable[[str], Constraint]] = {
+            "regex": Constraint.regex,
+            "json_schema": Constraint.json_schema,
+            "grammar": Constraint.grammar,
+        }
+        try:
+            constraint = make[shape.kind](shape.value)
+            self._engine.compile_constraint(constraint)
+        except ConstraintError as error:
+            raise BackendError(str(error)) from None
+        return constraint
 
     def _submit(
         self, prompts: list[list[int]], params: SamplingParams

@@ -121,7 +121,7 @@ class _Answer:
         ends = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else end_ids)
         ids = self.token_ids
         stopped = self.finish_reason == "stop"
-        ended = stopped and ids[-1:] != [] and ids[-1] in ends
+        ended = stopped and not ends.isdisjoint(ids[-1:])
         details = self.usage.get("prompt_tokens_details") or {}
         return Completion(
             self.text,
@@ -216,8 +216,6 @@ class _Connection:
 def _shaped(shape: Shape | None) -> dict[str, Any]:
     if shape is None:
         return {}
-    if shape.kind == "json_object":
-        return {"structured_outputs": {"json_object": True}}
     value = json.loads(shape.value) if shape.kind == "json_schema" else shape.value
     return {"structured_outputs": {_FIELDS[shape.kind]: value}}
 

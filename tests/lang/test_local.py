@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from helpers.tiny_text_model import write_tiny_text_model
-from tierax import Engine, ProgramError, assistant, function, gen, select, user
+from tierax import Engine, ProgramError, assistant, function, gen, gen_int, select, user
 
 PREFIX = "The tenant pays on the third day. " * 45
 """Over 1,500 bytes, each of which is a token here."""
@@ -118,6 +120,30 @@ def test_seeds_stops_and_logprobs(engine: Engine) -> None:
     assert all(value <= 0 and not math.isnan(value) for value in meta.logprobs)
     assert meta.ttft is not None
     assert first.text() == "Go: " + first["a"] + " / " + first["b"]
+
+
+def test_answers_are_held_to_their_shape(engine: Engine) -> None:
+    @function
+    def shaped(s):
+        s += "n = " + gen_int("n", temperature=3.0, seed=1) + ", flag = " + gen("flag", dtype=bool)
+        s += " say " + gen("word", regex="(ja|nein)!", max_tokens=9)
+        s += gen("object", json_schema={"enum": [{"a": 1}]}, temperature=0)
+        s += gen("cut", regex="a{20}", max_tokens=5)
+
+    state = shaped.run(backend=engine)
+    assert re.fullmatch(r"-?(0|[1-9]\d*)", state["n"])
+    assert state["flag"] in ("True", "False")
+    assert state["word"] in ("ja!", "nein!")
+    assert json.loads(state["object"]) == {"a": 1}
+    assert (state["cut"], state.get_meta_info("cut").finish_reason) == ("aaaaa", "length")
+    assert state.text().endswith("aaaaa")
+
+    @function
+    def bad(s):
+        s += "a" + gen("x", regex="(")
+
+    with pytest.raises(ProgramError, match=r"test_local.py:\d+: gen\('x'\): "):
+        bad.run(backend=engine)
 
 
 def test_refusals_carry_the_line(engine: Engine) -> None:
