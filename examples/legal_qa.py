@@ -12,7 +12,8 @@ import sys
 
 from tierax import Runtime, assistant, gen, set_default_backend, user
 
-PATTERN = r'\{.*?"answer":\s*".*?",\s*"confidence":\s*\d+\}'
+# A pattern with `.*?` would let a small model ramble on until it is cut off: everything matches that but the end.
+PATTERN = r'\{"answer": "[^"\n]{1,200}", "confidence": [0-9]{1,2}\}'
 CLAUSES = [
     "The landlord lets to the tenant the flat on the second floor of 14 Mill Lane, with three rooms, kitchen, bath, hall, "
     "balcony and cellar compartment number 7, to live in. Other uses need the landlord's consent in writing.",
@@ -120,7 +121,9 @@ def main() -> None:
             f" {first.ttft:.2f} s, ended by {last.finish_reason}]\n"
         )
     share = first_tokens[1] / first_tokens[0]
-    print(f"The second call's first token came in {share:.1%} of the first call's time.")
+    print(
+        f"The second call's first token came in {share:.1%} of the first call's time. (Run again, both find the contract.)"
+    )
 
 
 if __name__ == "__main__":
