@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_BREAK = "\n"
+
 
 @dataclass(frozen=True, slots=True)
 class Completion:
@@ -127,6 +129,7 @@ class Backend(ABC):
     def __init__(self) -> None:
         self.loop = LoopThread()
         self._frames: dict[tuple[str, ...], str] = {}
+        self._adds_space: bool | None = None
         # Also at exit: programs need not close a backend.
         self._finalizer = weakref.finalize(self, LoopThread.close, self.loop)
 
@@ -178,6 +181,28 @@ class Backend(ABC):
         if roles not in self._frames:
             self._frames[roles] = await self._find_frame(roles)
         return self._frames[roles]
+
+    async def encode_behind(self, text: str, *, begins: bool) -> list[int]:
+        """Token ids of a text behind others, or, with `begins`, of a prompt.
+
+        Some tokenizers put a space before whatever they are given. Behind other tokens it does not belong there, so it is left
+        to a line break that is dropped again.
+        """
+        if begins or not await self._finds_space():
+            return await self.encode(text, begins=begins)
+        head = await self.encode(_BREAK, begins=False)
+        whole = await self.encode(_BREAK + text, begins=False)
+        same = whole[: len(head)] == head
+        return whole[len(head) :] if same else await self.encode(text, begins=False)
+
+    async def _finds_space(self) -> bool:
+        if self._adds_space is None:
+            alone, behind = (
+                await self.encode("a", begins=False),
+                await self.encode(_BREAK + "a", begins=False),
+            )
+            self._adds_space = behind[-len(alone) :] != alone
+        return self._adds_space
 
     async def _find_frame(self, roles: tuple[str, ...]) -> str:
         # The assistant's message begins as the model is used to begin its own, which may be more than a role's header.

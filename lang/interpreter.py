@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 from .backend import Backend, Completion
@@ -165,10 +167,9 @@ class Interpreter:
         """
         transcript = self.transcript
         begins = self._begins
-        before = await self._backend.encode(transcript.pending, begins=begins) if transcript.pending else []
-        endings = [
-            await self._backend.encode(transcript.pending + text, begins=begins) for text in select.choices
-        ]
+        encode = partial(self._backend.encode_behind, begins=begins)
+        before = await encode(transcript.pending) if transcript.pending else []
+        endings = await asyncio.gather(*(encode(transcript.pending + text) for text in select.choices))
         common = min(_same(before, ending) for ending in endings)
         common = min(common, *(len(ending) - 1 for ending in endings))
         start = len(transcript.ids) + common
@@ -181,7 +182,7 @@ class Interpreter:
         """Turns the text behind the ids into ids."""
         transcript = self.transcript
         if transcript.pending:
-            more = await self._backend.encode(transcript.pending, begins=self._begins)
+            more = await self._backend.encode_behind(transcript.pending, begins=self._begins)
             self._budget.spend(len(more), where)
             transcript.ids += more
             transcript.pending = ""

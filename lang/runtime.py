@@ -191,10 +191,18 @@ class _Connection:
                 ),
             )
         try:
-            async with self._session.request(method, self._url + path, json=body) as response:
-                if response.status != 200:
-                    raise await self._refusal(response, path)
-                yield response
+            waited = 0.0
+            while True:
+                async with self._session.request(method, self._url + path, json=body) as response:
+                    wanted = _wanted_wait(response)
+                    if wanted is None or waited + wanted > self._timeout:
+                        if response.status != 200:
+                            raise await self._refusal(response, path)
+                        yield response
+                        return
+                # A full server asks to come back.
+                waited += wanted
+                await asyncio.sleep(wanted)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if isinstance(error, asyncio.TimeoutError):
                 raise BackendError(f"{self._url} has not answered within {self._timeout:g} s") from error
@@ -211,6 +219,12 @@ class _Connection:
         except ValueError:
             message = None
         return BackendError(message or f"{self._url}{path}: HTTP {response.status} {response.reason}")
+
+
+def _wanted_wait(response: aiohttp.ClientResponse) -> float | None:
+    """For how many seconds a server with too much to do wants to be left alone; None if it does not say so."""
+    after = response.headers.get("Retry-After", "")
+    return max(0.1, float(after)) if response.status in (429, 503) and after.isdecimal() else None
 
 
 def _shaped(shape: Shape | None) -> dict[str, Any]:

@@ -108,7 +108,6 @@ class Family:
             state.line.put(None)
         for state in self._members():
             state.line.join()
-            state.ended = True
         error = next((state.error for state in self._members() if state.error is not None), None)
         if error is not None:
             self._members()[0].stop(error)
@@ -120,7 +119,6 @@ class Family:
         """Ends everything at once."""
         for state in self._members():
             state.line.cancel()
-            state.ended = True
         self._ended()
 
     def usage(self) -> Usage:
@@ -134,7 +132,7 @@ class Family:
     def _ended(self) -> None:
         self.first_answer.set()
         for state in self._members():
-            state.feed.end()
+            state.end()
 
     def _members(self) -> list[ProgramState]:
         with self._lock:
@@ -161,6 +159,7 @@ class ProgramState:
         self.metas: list[Completion | Choice] = []
         """Of all answers so far."""
         self._variables: dict[str, list[Variable]] = {}
+        self._named = threading.Condition()
         self._gathered: dict[str, list[str]] = {}
         self._open: list[Future[Any]] = []
         """What others may be waiting for."""
@@ -180,7 +179,10 @@ class ProgramState:
         return self
 
     def __getitem__(self, name: str) -> Any:
-        """The text of the last place with that name; a list of texts where `join` has gathered them from branches."""
+        """The text of the last place with that name; a list of texts where `join` has gathered them from branches.
+
+        While the program runs in a thread of its own, a name that it has not come to yet is waited for.
+        """
         if name in self._gathered and name not in self._variables:
             return self._gathered[name]
         return self._last(name).wait()
@@ -310,9 +312,11 @@ class ProgramState:
     def add(self, expr: Expr, where: str) -> None:
         self._check_running()
         variables = [Variable(part.name, self.feed) for part in named_parts(expr)]
-        for variable in variables:
-            if variable.name is not None:
-                self._variables.setdefault(variable.name, []).append(variable)
+        with self._named:
+            for variable in variables:
+                if variable.name is not None:
+                    self._variables.setdefault(variable.name, []).append(variable)
+            self._named.notify_all()
 
         async def work() -> None:
             if self.error is not None:
@@ -354,14 +358,23 @@ class ProgramState:
     def _show_text(self, text: str) -> None:
         self.feed.add(Piece(None, text))
 
+    def end(self) -> None:
+        """Nothing more will come of it."""
+        self.ended = True
+        self.feed.end()
+        with self._named:
+            self._named.notify_all()
+
     def _last(self, name: str) -> Variable:
-        try:
-            return self._variables[name][-1]
-        except KeyError:
+        with self._named:
+            if self.runner is not None and self.runner is not threading.current_thread():
+                self._named.wait_for(lambda: name in self._variables or self.ended)
+            if name in self._variables:
+                return self._variables[name][-1]
             known = ", ".join(self._variables) or "none"
-            raise ProgramError(
-                f"there is no {name!r} in the program; names so far: {known}", caller()
-            ) from None
+        raise self.error or ProgramError(
+            f"there is no {name!r} in the program; names so far: {known}", caller()
+        )
 
     def _check_running(self) -> None:
         if self.ended:

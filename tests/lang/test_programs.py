@@ -292,6 +292,22 @@ def test_a_choice_is_tokenized_with_the_text_before_it(backend: ScriptBackend) -
         assert pairs.scored == [(["x\x02", "xac"], 1)]
 
 
+def test_a_tokenizers_own_space_does_not_stand_between_parts(backend: ScriptBackend) -> None:
+    class Spaced(ScriptBackend):
+        async def encode(self, text: str, *, begins: bool) -> list[int]:
+            return [*("_" + text).encode()]
+
+    with Spaced() as spaced:
+
+        @function
+        def three(s):
+            s += "a" + gen("x") + " b" + gen("y") + select("z", ["!", "?"])
+
+        three.run(backend=spaced)
+        assert prompts(spaced) == ["_a", "_aok b"]
+        assert spaced.scored == [(["_aok bok!", "_aok bok?"], 8)]
+
+
 def test_a_choice_needs_a_text_before_it(backend: ScriptBackend) -> None:
     @function
     def pick(s):

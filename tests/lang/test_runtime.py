@@ -23,6 +23,7 @@ from tierax.serving.config import ServerConfig
 pytestmark = pytest.mark.asyncio
 
 Serve = Callable[..., Awaitable[tuple[Live, Runtime]]]
+REFUSED = 'tierax_http_requests_total{route="/v1/completions",status="503"}'
 
 
 @pytest_asyncio.fixture
@@ -30,9 +31,11 @@ async def serve() -> AsyncIterator[Serve]:
     """`await serve(engine, api_key=…)` starts a server; the second part of what it gives is its `Runtime`."""
     started: list[tuple[Live, Runtime]] = []
 
-    async def start(engine: FakeEngine, *, key: str | None = None, **options: Any) -> tuple[Live, Runtime]:
+    async def start(
+        engine: FakeEngine, *, key: str | None = None, limits: dict[str, Any] | None = None, **options: Any
+    ) -> tuple[Live, Runtime]:
         runtime_options = {name: options.pop(name) for name in ("timeout", "cache_salt") if name in options}
-        live = await Live.start(engine, ServerConfig(api_key=key), **options)
+        live = await Live.start(engine, ServerConfig(api_key=key, **(limits or {})), **options)
         runtime = Runtime(live.url + "/", key, **runtime_options)
         started.append((live, runtime))
         return live, runtime
@@ -237,6 +240,21 @@ async def test_a_silent_server_is_given_up(serve: Serve) -> None:
     with pytest.raises(ProgramError, match=r"has not answered within 0.2 s"):
         await run(one, backend=runtime)
     live.thread.resume()
+
+
+async def test_a_full_server_is_asked_again(serve: Serve) -> None:
+    live, runtime = await serve(
+        FakeEngine(say("okay")), step_seconds=0.1, max_running=1, limits={"max_queued_requests": 0}
+    )
+
+    @function
+    def one(s, n):
+        s += str(n) + gen("x")
+
+    states = await asyncio.to_thread(one.run_batch, [{"n": n} for n in range(2)], backend=runtime)
+    assert [state.error for state in states] == [None] * 2
+    assert len(live.engine.made) == 2
+    assert (await live.metrics())[REFUSED] >= 1
 
 
 async def test_what_is_left_is_aborted_on_the_server(serve: Serve) -> None:

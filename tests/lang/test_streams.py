@@ -56,6 +56,7 @@ def test_a_name_ends_before_the_program_does(backend: ScriptBackend) -> None:
         s += "2" + gen("second")
 
     with waits.stream(backend=backend) as state:
+        assert state["first"] == "abc", "also before the program has come to it"
         assert "".join(state.text_iter("first")) == "abc"
         go_on.set()
         assert "".join(state.text_iter("second")) == "xyz"
