@@ -220,7 +220,9 @@ class Engine:
 
         def reading() -> Reading | None:
             top = params.prompt_logprobs
-            return None if top is None else PromptScores(len(prompt_ids) - 1, top)
+            if top is None:
+                return None
+            return PromptScores(len(prompt_ids) - 1, top, params.prompt_logprobs_start)
 
         return [
             Request(

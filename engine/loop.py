@@ -72,7 +72,7 @@ class EngineLoop:
         request.arrival = request.waiting_since = now
         self._cache.tiers.expire(now)
         self._requests[request.id] = request
-        if request.reading is None:
+        if request.may_load:
             self._transfers.start(request, now)
         self.scheduler.add(request)
         self.stats.waiting = len(self.scheduler.waiting)

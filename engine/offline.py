@@ -59,7 +59,8 @@ class Output:
     )
     """`cached_tokens` by where the pages were when the prompt arrived."""
     prompt_logprobs: list[TokenLogprob | None] | None = None
-    """One per prompt token, if they were asked for; None for the first, which nothing comes before."""
+    """One per prompt token, if they were asked for; None for the first, which nothing comes before, and for those before
+    `prompt_logprobs_start`."""
     embedding: NDArray[np.float32] | None = None
     """The mean of the prompt's last hidden states, scaled to length 1; of `LLM.embed` only."""
     error: str | None = None
@@ -201,6 +202,6 @@ def _take_reading(output: Output, request: Request) -> None:
         return
     match reading:
         case PromptScores():
-            output.prompt_logprobs = [None, *reading.logprobs]
+            output.prompt_logprobs = [*[None] * (reading.first + 1), *reading.logprobs]
         case MeanHidden():
             output.embedding = reading.embedding

@@ -143,7 +143,7 @@ class Prefetcher:
 
     def start(self, request: Request, now: float) -> None:
         cache, size = self._cache, self._cache.page_size
-        most = (len(request.tokens) - 1) // size
+        most = request.reusable // size
         match = cache.match(request.namespace, request.tokens, most * size)
         names: list[PageKey] = []
         on_disk = 0
@@ -170,7 +170,7 @@ class Prefetcher:
     def _bring_up(self, request: Request, names: list[PageKey], now: float) -> None:
         """Holds what the host has of the prompt, and reads what the disk has beyond it, up to the last of `names`."""
         cache, size = self._cache, self._cache.page_size
-        limit = len(request.tokens) - 1
+        limit = request.reusable
         match = cache.match(request.namespace, request.tokens, limit)
         on_disk = max(len(names) - match.pages, 0)
         if on_disk and not self.choice.worth_reading(on_disk * self._page_bytes, on_disk * size, now):
@@ -314,13 +314,13 @@ class Prefetcher:
     # Host to device.
 
     def loadable(self, request: Request) -> bool:
-        match = self._cache.match(request.namespace, request.tokens, len(request.tokens) - 1)
+        match = self._cache.match(request.namespace, request.tokens, request.reusable)
         return match.host > match.device
 
     def load(self, request: Request) -> bool:
         cache, lease, size = self._cache, request.lease, self._cache.page_size
         assert lease is not None
-        hold = cache.hold(request.namespace, request.tokens, len(request.tokens) - 1)
+        hold = cache.hold(request.namespace, request.tokens, request.reusable)
         first, last = lease.num_shared, hold.num_pages
         rows = cache.rows(hold, first, last)
         other = next((load for load in self._loads.values() if rows and rows[0] in load.rows), None)
@@ -345,7 +345,7 @@ class Prefetcher:
             if not (load.after.done or late):
                 return False
             self.unload(request)
-            self._cache.extend(_lease(request), request.tokens, len(request.tokens) - 1)
+            self._cache.extend(_lease(request), request.tokens, request.reusable)
             return late or not self.load(request)
         assert load.move is not None
         if not (load.move.done or late):

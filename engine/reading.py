@@ -1,9 +1,9 @@
 """What a request may want of its prompt beside the next token: log-probs of the prompt's own tokens, or a mean.
 
-A reading needs the hidden states of the prompt positions `[0, total)`, each once and in order. The scheduler claims
+A reading needs the hidden states of the prompt positions `[first, total)`, each once and in order. The scheduler claims
 positions with the step that computes them, and the loop adds what comes of them. A position whose KV lies in the cache
-has no hidden state there, so that a request is given cached pages up to `claimed` only: none when it comes, and what it
-has read itself after a retraction.
+has no hidden state there, so that a request is given cached pages up to `claimed` only: up to `first`, the first position
+that is wanted, when it comes, and what it has read itself after a retraction.
 """
 
 from __future__ import annotations
@@ -19,20 +19,30 @@ from .request import TokenLogprob
 
 @dataclass(slots=True, eq=False)
 class PromptScores:
-    """The log-prob of every prompt token but the first, given those before it."""
+    """The log-probs of the prompt's tokens from index `start` on, given those before them."""
 
     total: int
     """One less than the prompt's tokens: what the last one predicts is no part of the prompt."""
     top: int
     """How many of the likeliest tokens are wanted beside each."""
+    start: int = 1
+    """At least 1; may lie beyond the prompt."""
     claimed: int = 0
-    """Positions whose computation is planned."""
+    """Where the positions end whose computation is planned."""
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    """Of the prompt's tokens from the second on, as far as they are known."""
+    """Of the prompt's tokens from `start` on, as far as they are known."""
+
+    def __post_init__(self) -> None:
+        self.claimed = self.first
+
+    @property
+    def first(self) -> int:
+        return min(self.start - 1, self.total)
 
     @property
     def done(self) -> int:
-        return len(self.logprobs)
+        """Where the positions end that `logprobs` has."""
+        return self.first + len(self.logprobs)
 
     def add(self, part: Sequence[TokenLogprob]) -> None:
         """Takes over what the next positions brought."""
@@ -50,6 +60,10 @@ class MeanHidden:
     done: int = 0
     """Positions that `sum` has."""
     sum: NDArray[np.float64] | None = None
+
+    @property
+    def first(self) -> int:
+        return 0
 
     def add(self, part: HiddenSum) -> None:
         """Takes over what the next positions brought."""

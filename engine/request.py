@@ -49,7 +49,9 @@ class SamplingParams:
     logprobs: int | None = None
     """None: no log-probs; k: the chosen token's and the k likeliest ones', of the raw model distribution."""
     prompt_logprobs: int | None = None
-    """The same of the prompt's tokens but for the first. Such a prompt is computed in full, whatever is cached."""
+    """The same of the prompt's tokens from `prompt_logprobs_start` on. These are computed, whatever is cached."""
+    prompt_logprobs_start: int = 1
+    """The first of the prompt's tokens to be scored. What comes before may be cached; the very first token has no score."""
     constraint: Constraint | None = None
     """What the whole text must match; None: anything."""
 
@@ -190,6 +192,11 @@ class Request:
         if self.reading is None or self.reading.claimed >= self.reading.total:
             return most
         return self.reading.claimed
+
+    @property
+    def may_load(self) -> bool:
+        """Whether host and disk can be of use."""
+        return self.reading is None or self.reading.first > 0
 
     @property
     def num_output(self) -> int:

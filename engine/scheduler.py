@@ -180,10 +180,10 @@ class Scheduler:
         count = min(_remaining(request), budget)
         if not self._grow(request, start + count):
             return None
-        if request.reading is None:
-            # Else only once all of it is computed: the tree may hold these pages already, and none of them is to be
-            # written again.
-            self.cache.commit(lease, request.tokens, start + count)
+        # What is to be read is shared only once all of it is computed: the tree may hold these pages already, and none of
+        # them is to be written again.
+        end = start + count if request.reading is None else min(start + count, request.reading.first)
+        self.cache.commit(lease, request.tokens, end)
         return Row(request, start, count, sample=request.generates and start + count == request.length)
 
     def _admit(self, waiting: Sequence[Request], budget: int) -> tuple[list[Row], bool]:
@@ -227,7 +227,7 @@ class Scheduler:
                 or not self._transfers.ready(request, self._now)
             ):
                 continue
-            loadable = request.reading is None and self._transfers.loadable(request)
+            loadable = request.may_load and self._transfers.loadable(request)
             if loadable and self._open(request):
                 self._loaded(request)
 
@@ -273,7 +273,7 @@ class Scheduler:
                 return False
             self.loading.remove(request)
             return True
-        if request.reading is not None or not self._transfers.load(request):
+        if not request.may_load or not self._transfers.load(request):
             return True
         self.loading.append(request)
         return False

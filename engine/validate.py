@@ -66,6 +66,7 @@ RANGES = (
     Range("seed", -(2**63), 2**63 - 1, integer=True, optional=True),
     Range("logprobs", 0, 20, integer=True, optional=True),
     Range("prompt_logprobs", 0, 20, integer=True, optional=True),
+    Range("prompt_logprobs_start", 1, MAX_INT32, integer=True),
 )
 FLAGS = ("include_stop_str_in_output", "skip_special_tokens", "ignore_eos")
 BIAS = Range("logit_bias", -100.0, 100.0)

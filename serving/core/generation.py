@@ -66,7 +66,7 @@ class Event:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: str | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
-    """Of all of the prompt's tokens but the first; comes once, with the echo if there is one, before all else."""
+    """Of the prompt's tokens from `prompt_logprobs_start` on; comes once, with the echo if there is one, before all else."""
 
 
 @dataclass(slots=True)

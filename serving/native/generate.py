@@ -11,6 +11,7 @@ from aiohttp import web
 
 from ...engine.request import SamplingParams, TokenLogprob
 from ...engine.tokenizer import Tokenizer
+from ...engine.validate import MAX_INT32
 from ..core.generation import Call, Choice, Event, Generation
 from ..core.keys import SERVICE
 from ..core.service import Service
@@ -59,7 +60,7 @@ class GenerateBody(msgspec.Struct, kw_only=True):
     sampling_params: NativeSampling = msgspec.field(default_factory=NativeSampling)
     return_logprob: bool = False
     logprob_start_len: int = -1
-    """Prompt tokens from here on get log-probs too; -1: none of them."""
+    """Prompt tokens from here on get log-probs too; -1: none of them. Those before may come out of the cache."""
     top_logprobs_num: int = 0
     return_text_in_logprobs: bool = False
     stream: bool = False
@@ -173,6 +174,7 @@ def _params(body: GenerateBody) -> SamplingParams:
     params.include_stop_str_in_output = bool(asked.no_stop_trim)
     if body.return_logprob and body.logprob_start_len >= 0:
         params.prompt_logprobs = top
+        params.prompt_logprobs_start = min(max(1, body.logprob_start_len), MAX_INT32)
     return params
 
 
@@ -237,10 +239,11 @@ class NativeForm:
         if choice.prompt_logprobs is None:
             return [], []
         first = call.prompts[choice.index // call.params.n][0]
-        own = [self._entry(None, first), *(self._own(position) for position in choice.prompt_logprobs)]
-        top = [None, *(self._top(position) for position in choice.prompt_logprobs)]
-        start = self._body.logprob_start_len
-        return own[start:], top[start:]
+        own = [self._own(position) for position in choice.prompt_logprobs]
+        top: list[Any] = [self._top(position) for position in choice.prompt_logprobs]
+        if self._body.logprob_start_len == 0:
+            return [self._entry(None, first), *own], [None, *top]
+        return own, top
 
     def _own(self, position: TokenLogprob) -> list[Any]:
         return self._entry(finite(position.logprob), position.token_id)

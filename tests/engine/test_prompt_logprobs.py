@@ -13,6 +13,7 @@ import pytest
 
 from helpers.fake_executor import Rig, expected_reading
 from helpers.plain_forward import plain_logprobs
+from helpers.tiered_rig import TieredRig
 from helpers.tiny_engine import Run, TinyDevice, TinyModel, output
 from tierax import SamplingParams
 from tierax.engine.compile_counter import CompileCounter
@@ -184,6 +185,59 @@ def test_a_request_that_reads_reuses_only_what_it_has_read() -> None:
     assert not claim(reading, 45, 46)
 
 
+# --- from a token on
+
+
+@pytest.mark.parametrize("start", [1, 2, 16, 17, 30, 44, 45, 99])
+def test_what_comes_before_the_first_scored_token_may_be_cached(
+    device: TinyDevice, model: TinyModel, start: int
+) -> None:
+    run = device.run()
+    run.add(PROMPT)
+    run.finish()
+    request = run.add(
+        PROMPT,
+        SamplingParams(max_tokens=2, temperature=0.0, prompt_logprobs=3, prompt_logprobs_start=start),
+        reading=PromptScores(len(PROMPT) - 1, 3, start),
+    )
+    run.finish()
+    assert request.cached_tokens == min(start - 1, len(PROMPT) - 1) // PAGE * PAGE
+    truth = plain_logprobs(model.params, model.config, PROMPT, range(len(PROMPT)))
+    entries = scores_of(request)
+    assert [entry.token_id for entry in entries] == PROMPT[start:]
+    for entry, row in zip(entries, truth[start - 1 :], strict=False):
+        assert entry.logprob == pytest.approx(row[entry.token_id], abs=1e-4)
+
+
+def test_endings_of_one_new_prefix_compute_it_once() -> None:
+    rig = Rig(pages=200, seqs=8, budget=64)
+    prefix = [7] * 40
+    requests = [rig.add([*prefix, n, n], 0, reading=PromptScores(41, 0, start=40)) for n in range(8)]
+    rig.run()
+    for request in requests:
+        assert isinstance(request.reading, PromptScores)
+        assert request.reading.logprobs == expected_reading(request)
+        assert len(request.reading.logprobs) == 2
+    # The position before the first scored token belongs to each.
+    assert rig.loop.stats.computed_tokens == 36 + 8 * 6
+
+
+def test_the_tiers_bring_up_what_comes_before() -> None:
+    prompt = list(range(40))
+    rig = TieredRig(pages=32)
+    rig.add(prompt, 2)
+    rig.run()
+    after = TieredRig(pages=32, store=rig.store)
+    scored = after.add(prompt, 0, reading=PromptScores(39, 0, start=30))
+    whole = after.add(prompt, 0, reading=PromptScores(39, 0))
+    after.run()
+    assert scored.cached_by_tier == {"device": 0, "host": 0, "disk": 28}
+    assert whole.cached_tokens == 0
+    for request in (scored, whole):
+        assert isinstance(request.reading, PromptScores)
+        assert request.reading.logprobs == expected_reading(request)
+
+
 # --- programs and memory
 
 
@@ -229,7 +283,8 @@ def test_random_mixes(round: int, caplog: pytest.LogCaptureFixture) -> None:
         for n in range(rng.randint(2, 8)):
             prompt = [rng.randrange(3) for _ in range(rng.randint(1, 30))]
             kind, max_tokens = rng.randrange(3), rng.choice([0, 0, 1, 25])
-            reading = (None, PromptScores(len(prompt) - 1, 1), MeanHidden(len(prompt)))[kind]
+            start = rng.choice([1, 1, rng.randint(1, len(prompt) + 1)])
+            reading = (None, PromptScores(len(prompt) - 1, 1, start), MeanHidden(len(prompt)))[kind]
             max_tokens = (max_tokens or 30, max_tokens, 0)[kind]
             request = rig.request(prompt, max_tokens, id=f"r{n}", seed=n, reading=reading)
             request.priority = rng.randrange(2)
@@ -261,7 +316,7 @@ def _expect_read(request: Request) -> bool:
         case MeanHidden():
             assert request.reading.sum is not None
             assert request.reading.sum.tolist() == expected_reading(request)
-    assert request.cached_tokens == 0
+    assert request.cached_tokens <= request.reading.first or request.reading.first == request.reading.total
     return True
 
 

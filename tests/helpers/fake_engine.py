@@ -128,7 +128,9 @@ class FakeEngine:
                 reading=(
                     None
                     if params.prompt_logprobs is None
-                    else PromptScores(len(prompt_ids) - 1, params.prompt_logprobs)
+                    else PromptScores(
+                        len(prompt_ids) - 1, params.prompt_logprobs, params.prompt_logprobs_start
+                    )
                 ),
                 on_delta=on_delta,
             )
@@ -307,7 +309,7 @@ class FakeEngineThread:
             reading.add(HiddenSum(len(prompt), counts))
         elif reading is not None:
             top = tuple((token, -0.1 * token) for token in range(reading.top))
-            reading.add([TokenLogprob(token, -token / 100, top, 3) for token in prompt[1:]])
+            reading.add([TokenLogprob(token, -token / 100, top, 3) for token in prompt[reading.start :]])
 
     def _advance(self, request: Request, token: int) -> None:
         if request.num_output == 0:

@@ -290,7 +290,10 @@ def expected_reading(request: Request) -> list[TokenLogprob] | list[float]:
         histories.append(history)
     if isinstance(request.reading, MeanHidden):
         return [float(sum(map(_small, histories))), float(len(histories))]
-    return [fake_score(h, t) for h, t in zip(histories, request.tokens[1 : request.num_prompt], strict=False)]
+    scores = [
+        fake_score(h, t) for h, t in zip(histories, request.tokens[1 : request.num_prompt], strict=False)
+    ]
+    return scores[0 if request.reading is None else request.reading.first :]
 
 
 class FakeTransfers(NoTransfers):
