@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Sequence
 
 from ..engine.plan import Collected, Sampled, StepPlan
 from ..engine.request import Request
@@ -54,6 +55,9 @@ class SimExecutor:
         self.busy_seconds += seconds
         self._free_at = max(self._free_at, self._clock.now) + seconds
         self._in_flight.append((self._free_at, Collected(sampled, [])))
+
+    def choose(self, masks: Sequence[object]) -> None:
+        """No request of a trace is constrained."""
 
     def collect(self) -> Collected:
         done_at, brought = self._in_flight.popleft()

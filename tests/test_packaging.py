@@ -65,7 +65,11 @@ def _run(*command: str | Path, cwd: Path, **env: str) -> str:
 
 def _sources(tree: Path) -> set[str]:
     package = tree / "src" / "tierax"
-    files = [*package.glob("*.py"), package / "py.typed", *(tree / "serving" / "dashboard" / "page").iterdir()]
+    files = [
+        *package.glob("*.py"),
+        package / "py.typed",
+        *(tree / "serving" / "dashboard" / "page").iterdir(),
+    ]
     for name in PACKAGES:
         files += (package / name).resolve().rglob("*.py")
     return {
