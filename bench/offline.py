@@ -10,7 +10,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -89,7 +89,12 @@ def main(argv: list[str] | None = None, clock: Clock = perf_counter) -> int:
     args = vars(parser.parse_args(argv))
     options = {name: args[name] for name in OPTIONS if args[name] is not None}
     shapes = QUICK if args["quick"] else Shapes()
-    shapes = replace(shapes, repeats=args["repeats"] or shapes.repeats)
+    shapes = replace(
+        shapes,
+        repeats=args["repeats"] or shapes.repeats,
+        decode=tuple(args["decode"] or shapes.decode),
+        prefill=tuple(args["prefill"] or shapes.prefill),
+    )
 
     report = measure(args["model"], options, shapes, clock, _say)
     report["peers"], report["missing"] = _measure_peers(report, args["vs"], args["peer_python"])
@@ -126,7 +131,8 @@ def measure(
         warm = clock()
         stats = llm.engine.stats
         compiled, from_disk = stats.compiles, stats.loaded_programs
-        shapes = shapes.fitting(llm.engine.loop.scheduler.limits.max_num_seqs, llm.engine.context_length)
+        limits = asdict(llm.engine.loop.scheduler.limits)
+        shapes = shapes.fitting(limits["max_num_seqs"], llm.engine.context_length)
         speed = EngineSpeed(llm, clock, repeats=shapes.repeats, steps=shapes.steps)
         say("decode")
         decode = {shape: speed.decode(*shape) for shape in shapes.decode}
@@ -179,6 +185,7 @@ def measure(
             "cores": _cores(),
             "load_before": load,
         },
+        "limits": limits,
         "steps": shapes.steps,
         "repeats": shapes.repeats,
     }
@@ -308,6 +315,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="fewer shapes and repetitions")
     parser.add_argument("--repeats", type=_positive, metavar="N", help="repetitions; medians are shown")
+    parser.add_argument(
+        "--decode",
+        type=_shape,
+        nargs="+",
+        metavar="RxC",
+        help="in place of the usual shapes: R running with contexts of C tokens, as in 8x200",
+    )
+    parser.add_argument(
+        "--prefill", type=_positive, nargs="+", metavar="N", help="in place of the usual prompts: of N tokens"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - is the standard output")
     for name, kind in OPTIONS.items():
         flag = f"--{name.replace('_', '-')}"
@@ -316,6 +333,13 @@ def _parser() -> argparse.ArgumentParser:
             flag, type=convert, metavar="N" if kind is int else "X", help="as in tierax serve"
         )
     return parser
+
+
+def _shape(text: str) -> tuple[int, int]:
+    running, x, context = text.partition("x")
+    if not x:
+        raise argparse.ArgumentTypeError(f"{text!r} must be running x context, as in 8x200")
+    return _positive(running), _positive(context)
 
 
 def _positive(text: str) -> int:

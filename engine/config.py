@@ -142,6 +142,8 @@ class EngineConfig:
     """Compile each program when it is first needed rather than at start."""
     compile_cache_dir: str = "auto"
     """Where compiled programs persist: a directory, auto (below the user's cache directory), or none."""
+    trace_out: str | None = None
+    """A new file for a recording of the requests: times, lengths and keyed hashes of pages, no text; None = none."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.model_path, str) or not self.model_path.strip():
@@ -174,6 +176,8 @@ class EngineConfig:
             raise ConfigError("served_model_name: must not be empty")
         if not isinstance(self.compile_cache_dir, str) or not self.compile_cache_dir:
             raise ConfigError("compile_cache_dir: must be a directory, auto or none")
+        if self.trace_out is not None and not str(self.trace_out).strip():
+            raise ConfigError("trace_out: give a file")
         self._check_device_cache_size()
 
     def _check_device_cache_size(self) -> None:

@@ -40,6 +40,7 @@ from .step import StepFunctions, StepShapes
 from .text import IncrementalText
 from .tiers import build_tiers, host_pages, identity
 from .tokenizer import Tokenizer
+from .trace_recorder import TraceRecorder
 from .validate import check_prompt, check_sampling, seed_for_choice
 
 logger = logging.getLogger(__name__)
@@ -129,6 +130,9 @@ class Engine:
         self.tiers = None
         if self.cache.host.num_pages:
             self.tiers = build_tiers(config, self.cache, pool, fields, clock=clock, wrap_store=wrap_store)
+        self.recorder = None
+        if config.trace_out is not None:
+            self.recorder = TraceRecorder(config.trace_out, page_size, clock)
         self.loop = EngineLoop(
             self.cache,
             self.executor,
@@ -137,6 +141,7 @@ class Engine:
             clock=clock,
             transfers=self.tiers.transfers if self.tiers is not None else None,
             stats=self.stats,
+            on_end=self.recorder.record if self.recorder is not None else lambda request: None,
         )
 
     def _select_kernels(self, target: Target, page_size: int) -> Kernels:
@@ -286,6 +291,8 @@ class Engine:
         afterwards."""
         if self.tiers is not None:
             self.tiers.close(drain_timeout)
+        if self.recorder is not None:
+            self.recorder.close()
         self._compiles.close()
 
     def _make_pool(

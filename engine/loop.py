@@ -41,13 +41,16 @@ class EngineLoop:
         clock: Callable[[], float],
         transfers: Transfers | None = None,
         stats: EngineStats | None = None,
+        on_end: Callable[[Request], None] = lambda request: None,
     ) -> None:
+        """`on_end` hears of every request that has ended, before its caller does."""
         self.stats = stats or EngineStats()
         self._transfers = transfers or NoTransfers()
         self.scheduler = Scheduler(cache, limits, policy, self._transfers, self.stats)
         self._cache = cache
         self._executor = executor
         self._clock = clock
+        self._on_end = on_end
         self._in_flight: deque[StepPlan] = deque()
         self._requests: dict[str, Request] = {}
         self._busy_since = 0.0
@@ -253,6 +256,7 @@ class EngineLoop:
         request.finish_reason = delta.finish_reason = reason
         request.finished_at = self._clock()
         self.stats.finished[reason] = self.stats.finished.get(reason, 0) + 1
+        self._on_end(request)
         _emit(delta)
 
     def _fail(self, error: Exception) -> None:

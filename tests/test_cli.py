@@ -112,6 +112,7 @@ ALIASES = [
     (["--skip-warmup"], {"skip_warmup": True}),
     (["--skip-server-warmup"], {"skip_warmup": True}),
     (["--compile-cache-dir", "none"], {"compile_cache_dir": "none"}),
+    (["--trace-out", "served.jsonl"], {"trace_out": "served.jsonl"}),
     (["--tp-size", "1"], {}),
     (["--tensor-parallel-size", "1"], {}),
     (["--host-cache-size", "0"], {"host_cache_size": "0"}),

@@ -74,6 +74,8 @@ RULES = (
     Rule("bench.bare_step", ("", *_under("bench", "engine", "cache"))),
     Rule("bench.perplexity", ("", *_under("bench", "engine", "models", "pallas_kernels"))),
     Rule("bench.cache_engine", ("", *_under("bench", "engine"), "cache.radix_tree")),
+    # The real engine on the lab's traces.
+    Rule("bench.replay", ("", "engine.request", *_under("bench", "lab"))),
     Rule("bench.peers*", ("", *_under("bench"), "models.source")),
     Rule(
         "bench*",

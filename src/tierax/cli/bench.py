@@ -15,6 +15,7 @@ BENCHMARKS = {
     "offline": "decode and prefill speed against the memory bound, the bare step and installed peers",
     "online": "conversations over HTTP on any OpenAI-compatible server: first tokens, throughput, cached share",
     "perplexity": "what the dtypes of weights and stored KV cost in quality, on a fixed text",
+    "replay": "a trace on the real engine in real time, for comparison with tierax lab run",
     "radix": "host time of the prefix tree and the page allocator",
 }
 """Name -> summary; each is a module of `tierax.bench` with `main(argv) -> int`."""

@@ -129,6 +129,8 @@ def add_setup_options(parser: argparse.ArgumentParser) -> None:
     add("--device", default="a100-80g", metavar="NAME",
         help="a100-80g, h100, h200, l4, tpu-v5e, tpu-v6e, this-cpu")  # fmt: skip
     add("--devices", type=count, default=1, metavar="N", help="accelerators that share the model")
+    add("--calibration", type=Path, metavar="FILE",
+        help="step times as tierax bench offline --json measured them, in place of the device's roofline")  # fmt: skip
     add("--page-size", type=count, metavar="N", help="tokens of a page (default: of the trace's blocks)")
     add("--kv-cache-dtype", choices=("auto", "f32", "bf16", "fp8"), default="auto")
     add(
@@ -197,6 +199,7 @@ def setup_of(parser: argparse.ArgumentParser, args: argparse.Namespace, trace: T
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
         prices=prices,
+        measured=_calibration(args.calibration),
     )
     device_bytes = setup.device_pages() * setup.page_bytes
     setup = replace(
@@ -209,6 +212,14 @@ def setup_of(parser: argparse.ArgumentParser, args: argparse.Namespace, trace: T
     except ValueError as error:
         parser.error(str(error))
     return setup
+
+
+def _calibration(path: Path | None) -> Any:
+    if path is None:
+        return None
+    from ..lab.calibration import read_steps
+
+    return read_steps(path)
 
 
 def _size(parser: argparse.ArgumentParser, flag: str, text: str, device_bytes: int | None = None) -> int:

@@ -196,6 +196,12 @@ ENGINE_OPTIONS = (
         ("--compile-cache-dir",),
         "where compiled programs persist: auto, none, or a directory",
     ),
+    Option(
+        "trace_out",
+        ("--trace-out",),
+        "record requests in this new file for tierax lab: times, lengths and hashes, no text",
+        metavar="FILE",
+    ),
 )
 
 HIERARCHICAL_SIZE = "2x"
