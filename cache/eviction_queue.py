@@ -69,11 +69,11 @@ class EvictionQueue(Generic[Item]):
         Raises IndexError if nothing waits.
         """
         for _ in range(MOST_SPARES):
-            item = self._pop_least()
+            item = self._pop_least(use)
             if not self._policy.spare(item, use):
                 return item
             self.add(item)
-        return self._pop_least()
+        return self._pop_least(use)
 
     def expired(self, now: float) -> Item | None:
         """Removes and returns an item whose time has come, the earliest first; None if there is no such item."""
@@ -105,18 +105,29 @@ class EvictionQueue(Generic[Item]):
         for lane, pages in enumerate(self._pages):
             assert pages == sum(entry.size for entry in self._entries.values() if entry.lane == lane)
 
-    def _pop_least(self) -> Item:
-        chosen = self._policy.choose(self._pages)
-        if not self._pages[chosen]:
-            chosen = next((lane for lane, pages in enumerate(self._pages) if pages), chosen)
-        heap = self._lanes[chosen]
-        while True:
-            place = heapq.heappop(heap)
-            item = place[-1]
+    def _pop_least(self, use: Use) -> Item:
+        if len(self._lanes) == 1:
+            item = self._first(self._lanes[0])
+        else:
+            firsts = [self._first(heap) for heap in self._lanes]
+            item = firsts[self._policy.choose(firsts, self._pages, use)]
+            if item is None:
+                item = next((first for first in firsts if first is not None), None)
+        if item is None:
+            raise IndexError("nothing waits to be evicted")
+        heapq.heappop(self._lanes[self._entries[item].lane])
+        self.discard(item)
+        return item
+
+    def _first(self, heap: list[tuple[Any, int, int, Item]]) -> Item | None:
+        """The item that goes first in a lane; what is dead before it is forgotten."""
+        while heap:
+            item = heap[0][-1]
             entry = self._entries.get(item)
-            if entry is not None and entry.place is place:
-                self.discard(item)
+            if entry is not None and entry.place is heap[0]:
                 return item
+            heapq.heappop(heap)
+        return None
 
     def _forget_dead_entries(self) -> None:
         most = 2 * len(self._entries) + 64

@@ -50,6 +50,19 @@ class Run:
         """The key of the first page: the same when the same tokens come back."""
         return self.node.page_keys()[0]
 
+    @property
+    def identities(self) -> list[bytes]:
+        """The keys of the pages held here."""
+        return self.node.page_keys()[: len(self.pages)]
+
+    @property
+    def head(self) -> Run | None:
+        """The run before this one in the same tier."""
+        above = self.node.parent
+        if above is None or above.parent is None:
+            return None
+        return above.runs[DEVICE if self.node.runs[DEVICE] is self else HOST]
+
 
 class Node:
     """A run of one or more whole pages with one common history.

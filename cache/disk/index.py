@@ -52,6 +52,14 @@ class _Page:
     def identity(self) -> bytes:
         return self.key.key
 
+    @property
+    def identities(self) -> tuple[bytes]:
+        return (self.key.key,)
+
+    @property
+    def head(self) -> _Page | None:
+        return self.parent
+
 
 @dataclass(slots=True)
 class DiskStats:

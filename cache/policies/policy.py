@@ -36,6 +36,16 @@ class Evictable(Protocol):
         """Names the tokens, with all that came before them: the same when they come back in another item."""
         ...
 
+    @property
+    def identities(self) -> Sequence[Hashable]:
+        """Of each of its pages, as `identity` is of the first one."""
+        ...
+
+    @property
+    def head(self) -> Evictable | None:
+        """The item that it hangs below; None at the start of a sequence."""
+        ...
+
 
 class Use(NamedTuple):
     """One moment, in both senses that a policy may need."""
@@ -80,9 +90,9 @@ class EvictionPolicy(ABC):
         """The lane in which the item waits, below `lanes`; asked together with `priority`, and as lasting."""
         return 0
 
-    def choose(self, pages: Sequence[int]) -> int:
-        """The lane that gives an item next, told how many pages wait in each; an empty one passes to the first that
-        is not.
+    def choose(self, firsts: Sequence[Evictable | None], pages: Sequence[int], use: Use) -> int:
+        """The lane that gives an item next, told the first item of each (None: it is empty) and how many pages wait
+        there; an empty one passes to the first that is not. Not asked where there is one lane only.
         """
         return 0
 

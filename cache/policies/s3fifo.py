@@ -52,7 +52,7 @@ class S3FIFO(EvictionPolicy):
     def lane(self, item: Evictable) -> int:
         return item.rank.lane
 
-    def choose(self, pages: Sequence[int]) -> int:
+    def choose(self, firsts: Sequence[Evictable | None], pages: Sequence[int], use: Use) -> int:
         self._pages = sum(pages)
         return SMALL if pages[SMALL] >= SMALL_SHARE * self._pages else MAIN
 

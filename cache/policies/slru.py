@@ -42,7 +42,7 @@ class SLRU(EvictionPolicy):
     def lane(self, item: Evictable) -> int:
         return item.rank.lane
 
-    def choose(self, pages: Sequence[int]) -> int:
+    def choose(self, firsts: Sequence[Evictable | None], pages: Sequence[int], use: Use) -> int:
         self._demoting = pages[PROTECTED] > PROTECTED_SHARE * sum(pages)
         return PROTECTED if self._demoting else PROBATION
 

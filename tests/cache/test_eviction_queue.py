@@ -36,7 +36,7 @@ class ByRank(EvictionPolicy):
     def lane(self, item: Evictable) -> int:
         return item.rank[0]
 
-    def choose(self, pages: Sequence[int]) -> int:
+    def choose(self, firsts: Sequence[Evictable | None], pages: Sequence[int], use: Use) -> int:
         self.seen.append(list(pages))
         return self.order[len(self.seen) % len(self.order) - 1]
 

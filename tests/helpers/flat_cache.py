@@ -23,6 +23,11 @@ class Item:
     end: int = 1
     size: int = 1
     rank: Any = None
+    head: Item | None = None
+
+    @property
+    def identities(self) -> tuple[Hashable]:
+        return (self.identity,)
 
     def __repr__(self) -> str:
         return f"Item({self.identity!r})"
