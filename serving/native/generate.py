@@ -11,6 +11,7 @@ from aiohttp import web
 
 from ...engine.request import SamplingParams, TokenLogprob
 from ...engine.tokenizer import Tokenizer
+from ..core.answer_form import SchemaText, answer_form
 from ..core.generation import Call, Choice, Event, Generation
 from ..core.keys import SERVICE
 from ..core.service import Service
@@ -45,10 +46,10 @@ class NativeSampling(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     sampling_seed: int | None = None
 
-    regex: Any = None
-    ebnf: Any = None
-    json_schema: Any = None
-    structural_tag: Any = None
+    regex: str | None = None
+    ebnf: str | None = None
+    json_schema: SchemaText | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
 
 class GenerateBody(msgspec.Struct, kw_only=True):
@@ -112,12 +113,15 @@ async def generate(request: web.Request) -> web.StreamResponse:
     service.check_ready()
     body = await read_as(request, partial(decode, kind=GenerateBody))
     _check(body)
-    prompts, many = await service.in_worker(_encode, service, body)
+    (prompts, many), answers = await service.in_worker(
+        lambda: (_encode(service, body), answer_form(body.sampling_params, "sampling_params."))
+    )
     params = _params(body)
     call = Call(
         prefix="gen",
         prompts=prompts,
         params=params,
+        form=answers,
         namespace=namespace_of(request, body.cache_salt),
         priority=priority_of(request, body.priority),
         rid=body.rid,
@@ -149,7 +153,6 @@ _UNSUPPORTED = frozenset(
     (
         *("input_embeds", "image_data", "video_data", "audio_data", "lora_path", "session_params"),
         *("custom_logit_processor", "return_hidden_states", "token_ids_logprob"),
-        *("regex", "ebnf", "json_schema", "structural_tag"),
     )
 )
 
