@@ -55,7 +55,8 @@ def _allowed(matcher: Matcher | None, wanted: int) -> int:
     if matcher is None:
         return wanted
     allowed = np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")
-    ways = [wanted, EOS, *_TIDY, *np.flatnonzero(allowed).tolist()]
+    free = allowed[ord("q")]  # within a JSON string
+    ways = [wanted, EOS, *(b'"' if free else b""), *_TIDY, *np.flatnonzero(allowed).tolist()]
     return next(token for token in ways if allowed[token])
 
 
@@ -79,7 +80,7 @@ class FakeEngine:
         source = template if isinstance(template, str) else self.tokenizer.chat_template
         self.chat_template = ChatTemplate(source, "<|bos|>", "<|eos|>") if template and source else None
         self.model_config = SimpleNamespace(
-            vocab_size=VOCAB_SIZE,
+            vocab_size=self.tokenizer.vocab_size,
             hidden_size=VOCAB_SIZE,
             num_layers=1,
             num_heads=2,
@@ -111,10 +112,10 @@ class FakeEngine:
         prefetch: PrefetchPolicy | None = None,
         on_delta: Callable[[Delta], None],
     ) -> list[Request]:
-        check_sampling(params, vocab_size=VOCAB_SIZE)
+        check_sampling(params, vocab_size=self.tokenizer.vocab_size)
         limit = check_prompt(
             prompt_ids,
-            vocab_size=VOCAB_SIZE,
+            vocab_size=self.tokenizer.vocab_size,
             context_length=self.context_length,
             capacity_tokens=2 * self.context_length,
             params=params,
@@ -159,7 +160,7 @@ class FakeEngine:
         on_delta: Callable[[Delta], None],
     ) -> Request:
         params = SamplingParams(max_tokens=0)
-        limits = {"vocab_size": VOCAB_SIZE, "context_length": self.context_length}
+        limits = {"vocab_size": self.tokenizer.vocab_size, "context_length": self.context_length}
         check_prompt(
             prompt_ids, capacity_tokens=2 * self.context_length, params=params, param="input", **limits
         )
