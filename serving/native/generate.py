@@ -19,7 +19,7 @@ from ..http.auth import namespace_of, priority_of
 from ..http.body import read_as
 from ..http.errors import bad_request
 from ..http.streaming import respond_stream, respond_whole
-from ..openai.bodies import check_priority, check_salt, decode, prompts_of, sampling_params
+from ..openai.bodies import MAX_TOP_LOGPROBS, check_priority, check_salt, decode, prompts_of, sampling_params
 from ..openai.completions import encode_all
 from ..openai.logprobs import finite, token_text
 from ..openapi.document import Documented
@@ -145,6 +145,8 @@ def _check(body: GenerateBody) -> None:
         raise bad_request("Give either text or input_ids.", "text" if body.text is None else "input_ids")
     if body.logprob_start_len < -1:
         raise bad_request("logprob_start_len must be at least -1.", "logprob_start_len")
+    if not 0 <= body.top_logprobs_num <= MAX_TOP_LOGPROBS:
+        raise bad_request(f"top_logprobs_num must be from 0 to {MAX_TOP_LOGPROBS}.", "top_logprobs_num")
     check_salt(body.cache_salt)
     check_priority(body.priority)
 
