@@ -17,6 +17,7 @@ from tierax import SamplingParams, __version__
 from tierax.cli.main import COMMANDS, main
 from tierax.cli.options import ENGINE_OPTIONS, SERVER_OPTIONS, TIER_OPTIONS
 from tierax.engine.config import ConfigError, EngineConfig
+from tierax.engine.constraint import Constraint, ConstraintError
 from tierax.engine.validate import ParameterError
 from tierax.models.errors import ModelError
 from tierax.serving.config import ServerConfig
@@ -344,6 +345,14 @@ class FakeLLM:
         self.calls.append((self.config, prompts, params))
         return [FakeOutput(f"<{p}>", error="prompt is too bad" if p == "bad" else None) for p in prompts]
 
+    @property
+    def engine(self) -> FakeLLM:
+        return self
+
+    def compile_constraint(self, constraint: Constraint) -> None:
+        if constraint.value == "[a-":
+            raise ConstraintError("regex", "regex cannot be enforced")
+
     def chat(self, messages: list[Any], params: SamplingParams) -> list[FakeOutput]:
         self.calls.append((self.config, messages, params))
         return [FakeOutput("chatted") for _ in messages]
@@ -426,6 +435,37 @@ def test_generate_mistakes(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str
     assert "No such file" in _mistake(capsys, "generate", "--prompt-file", str(tmp_path / "none"))
     (tmp_path / "latin").write_bytes(b"\xff\xfe\xff")
     assert "is not UTF-8 text" in _mistake(capsys, "generate", "--prompt-file", str(tmp_path / "latin"))
+    assert llm.calls == []
+
+
+def test_generate_takes_what_the_text_must_match(llm: type[FakeLLM], tmp_path: Path) -> None:
+    schema, grammar = tmp_path / "s.json", tmp_path / "g.lark"
+    schema.write_text('{"type": "integer"}')
+    grammar.write_text('start: "a"')
+    lines: dict[str, Constraint] = {
+        "--regex [0-9]+": Constraint.regex("[0-9]+"),
+        f"--json-schema {schema}": Constraint.json_schema({"type": "integer"}),
+        "--json-object": Constraint.json_object(),
+        "--choice yes --choice no": Constraint.choice(["yes", "no"]),
+        f"--grammar {grammar}": Constraint.grammar('start: "a"'),
+    }
+    for line, constraint in lines.items():
+        assert main(["generate", "--prompt", "x", *line.split()]) == 0
+        assert llm.calls[-1][2].constraint == constraint
+
+
+def test_generate_refuses_forms_in_one_line(
+    llm: type[FakeLLM], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    both = _mistake(capsys, "generate", "--prompt", "x", "--regex", "a", "--json-object")
+    assert "--regex and --json-object" in both
+    assert "--json-schema" in _mistake(
+        capsys, "generate", "--prompt", "x", "--json-schema", str(tmp_path / "none")
+    )
+    (tmp_path / "broken.json").write_text("{")
+    line = _mistake(capsys, "generate", "--prompt", "x", "--json-schema", str(tmp_path / "broken.json"))
+    assert "is not valid JSON" in line
+    assert "regex cannot be enforced" in _mistake(capsys, "generate", "--prompt", "x", "--regex", "[a-")
     assert llm.calls == []
 
 

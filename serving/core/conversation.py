@@ -14,9 +14,12 @@ from ..http.errors import bad_request
 from ..openai.bodies import Waiting, prefetch_policy
 from ..parsers import reasoning
 from ..parsers.choose import CallStyle
+from .answer_form import AnswerForm
+from .answer_grammar import AnswerGrammar
 from .generation import Call
 from .keys import SERVICE
 from .service import Service
+from .tool_fields import AUTO, ToolChoice
 
 _TAKEN = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message"})
 """Variables that a conversation has fields for."""
@@ -28,10 +31,11 @@ class Conversation:
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] = field(default_factory=list)
-    may_call: bool = True
-    """False: the tools stand in the prompt, whose beginning stays the same, but answers are not read for calls."""
+    choice: ToolChoice = AUTO
     parallel: bool = True
     """Whether an answer may have more calls than one; further ones are left out."""
+    form: AnswerForm | None = None
+    """What the answer must match, apart from calls and reasoning."""
     separate_reasoning: bool = True
     variables: dict[str, Any] = field(default_factory=dict)
     """Further variables of the template."""
@@ -39,16 +43,19 @@ class Conversation:
     continue_final_message: bool = False
     keep: int | None = None
     """The prompt's last so many tokens are enough, see `Service.keep_last`."""
+    parameters: str = ".function.parameters"
+    """Where the body's tools have the schemas of their arguments, for error messages."""
     param: str = "messages"
     """Field of the body that the messages came from, for error messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A conversation's token ids, and how to read what follows them."""
+    """A conversation's token ids, how to read what follows them, and what that must match."""
 
     ids: list[int]
     style: CallStyle
+    form: AnswerForm | None = None
 
 
 def template_variables(given: dict[str, Any] | None, effort: str | None) -> dict[str, Any]:
@@ -68,7 +75,7 @@ def make_prompt(service: Service, conversation: Conversation) -> Prompt:
     text = render(service, conversation)
     # The template writes the begin-of-text token itself where the model wants one.
     ids = service.encode(text, add_bos=False, param=conversation.param, keep=conversation.keep)
-    return Prompt(ids, call_style(service, conversation, text))
+    return prompt_of(service, conversation, ids, text)
 
 
 def render(service: Service, conversation: Conversation) -> str:
@@ -77,7 +84,7 @@ def render(service: Service, conversation: Conversation) -> str:
     if template is None:
         message = "This model has no chat template: it takes prompts, as /v1/completions does, no messages."
         raise bad_request(message, conversation.param)
-    if conversation.tools and conversation.may_call:
+    if conversation.tools and conversation.choice.may_call:
         _check_can_call(service, template)
     if taken := sorted(_TAKEN & conversation.variables.keys()):
         message = f"chat_template_kwargs: {taken[0]} is a field of the body."
@@ -94,20 +101,34 @@ def render(service: Service, conversation: Conversation) -> str:
         raise bad_request(f"{conversation.param} are nested too deeply.", conversation.param) from None
 
 
-def call_style(service: Service, conversation: Conversation, prompt: str) -> CallStyle:
-    """How to read the answers to a prompt with this text, or this end of it."""
+def prompt_of(service: Service, conversation: Conversation, ids: list[int], text: str) -> Prompt:
+    """The prompt with these ids and this text, or this end of it. Raises `ApiError` 400 for what cannot be enforced."""
     style = service.output_style
     if conversation.continue_final_message:
-        in_reasoning = reasoning.stays_open(conversation.messages[-1]["content"])
+        message = conversation.messages[-1]["content"]
+        in_reasoning = reasoning.stays_open(message)
+        may_reason = style.think and not message.strip()
     else:
-        in_reasoning = reasoning.ends_open(prompt)
-    return CallStyle(
+        in_reasoning = reasoning.ends_open(text)
+        may_reason = style.think and not reasoning.ends_closed(text)
+    callable_tools = conversation.tools if conversation.choice.may_call else []
+    call_style = CallStyle(
         think=style.think and conversation.separate_reasoning,
-        tools=style.tools if conversation.tools and conversation.may_call else None,
+        tools=style.tools if callable_tools else None,
         in_reasoning=in_reasoning,
         names=frozenset(tool["function"]["name"] for tool in conversation.tools),
-        parallel=conversation.parallel,
+        parallel=conversation.parallel and not conversation.choice.single,
     )
+    grammar = AnswerGrammar(
+        style.tools if callable_tools else None,
+        conversation.tools,
+        conversation.choice,
+        parallel=call_style.parallel,
+        reasoning="inside" if style.think and in_reasoning else "may" if may_reason else "none",
+        special_ids=service.engine.tokenizer.special_ids,
+        parameters=conversation.parameters,
+    )
+    return Prompt(ids, call_style, grammar.form(conversation.form))
 
 
 class Asked(Waiting, Protocol):
@@ -136,6 +157,7 @@ def make_call(
         prefix=prefix,
         prompts=[prompt.ids],
         params=params,
+        form=prompt.form,
         namespace=namespace_of(request, body.cache_salt),
         prefetch=prefetch_policy(body),
         priority=priority_of(request, body.priority),

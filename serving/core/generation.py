@@ -15,6 +15,7 @@ from ...engine.reading import PromptScores
 from ...engine.request import Delta, Request, SamplingParams, TokenLogprob
 from ...engine.validate import ParameterError, check_prompt, check_sampling
 from ..http.errors import ApiError, bad_request, internal_error, unavailable
+from .answer_form import AnswerForm
 
 if TYPE_CHECKING:
     from .service import Service
@@ -33,6 +34,8 @@ class Call:
     """First part of the answer's id, e.g. `chatcmpl`."""
     prompts: list[list[int]]
     params: SamplingParams
+    form: AnswerForm | None = None
+    """What each answer must match; becomes `params.constraint` once it is known that it can be enforced."""
     namespace: bytes = b""
     priority: int = 0
     prefetch: PrefetchPolicy | None = None
@@ -136,6 +139,9 @@ class Generation:
 
     async def __aenter__(self) -> Generation:
         call, service = self.call, self._service
+        if call.form is not None:
+            await service.compile(call.form)
+            call.params.constraint = call.form.constraint
         self._check()
         if call.echo is not None and call.params.prompt_logprobs is None:
             reason = None if call.computes else "length"

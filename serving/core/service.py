@@ -9,11 +9,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ...engine.constraint import ConstraintError
 from ...engine.errors import EngineStopped
 from ...engine.request import Delta, Request
 from ..http.errors import ApiError, bad_request, unavailable
 from ..observe.metrics import ServingMetrics
 from ..parsers.choose import OutputStyle
+from .answer_form import AnswerForm
 from .generation import Call, Generation, Mailbox
 
 if TYPE_CHECKING:
@@ -83,6 +85,8 @@ class Service:
         tokenizer = thread.engine.tokenizer
         self._longest_token = max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size))
         self._workers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="text")
+        # A grammar may take a second: texts do not wait for it.
+        self._compilers = ThreadPoolExecutor(max_workers=2, thread_name_prefix="grammar")
 
     @property
     def engine(self) -> Engine:
@@ -130,6 +134,26 @@ class Service:
     async def in_worker(self, work: Callable[..., _T], *args: Any) -> _T:
         """Runs text work in a worker thread, so that the event loop goes on meanwhile."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, work, *args)
+
+    async def compile(self, form: AnswerForm) -> None:
+        """Makes sure that answers can be held to a form, before any is begun. Raises `ApiError` 400 if they cannot."""
+        compile = self.engine.compile_constraint
+        kind, began = form.constraint.kind, self.clock()
+
+        def work() -> None:
+            try:
+                compile(form.constraint)
+            except ConstraintError as error:
+                raise form.refusal(error, compile) from None
+
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._compilers, work)
+        except ApiError:
+            self.metrics.constraints_refused.labels(kind).inc()
+            raise
+        finally:
+            self.metrics.constraint_compile.observe(self.clock() - began)
+        self.metrics.constrained.labels(kind).inc()
 
     async def in_engine(self, work: Callable[[], _T]) -> _T:
         """Runs `work` in the engine's thread, between two steps. Raises `ApiError` 503 if that cannot be."""
@@ -289,7 +313,8 @@ class Service:
     def close(self) -> None:
         """Ends open calls and the workers."""
         self.fail_open(unavailable("The server is shutting down.", "shutting_down"))
-        self._workers.shutdown(wait=True, cancel_futures=True)
+        for pool in (self._workers, self._compilers):
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _engine_stopped() -> ApiError:

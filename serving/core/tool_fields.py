@@ -3,12 +3,36 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from ..http.errors import bad_request
 
 MAX_TOOLS = 1024
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether answers may call functions, must, or must not."""
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    names: frozenset[str] | None = None
+    """The functions to choose from; None = all on offer."""
+
+    @property
+    def may_call(self) -> bool:
+        """With `none` the tools stand in the prompt, whose beginning stays the same, but answers are not read for calls."""
+        return self.mode != "none"
+
+    @property
+    def single(self) -> bool:
+        """One function was named: it is called once."""
+        return self.mode == "required" and self.names is not None and len(self.names) == 1
+
+
+AUTO = ToolChoice()
 
 
 def check_tools(tools: list[dict[str, Any]], param: str = "tools", *, inside: str = ".function") -> None:
@@ -37,21 +61,62 @@ def check_tools(tools: list[dict[str, Any]], param: str = "tools", *, inside: st
             raise bad_request(f"{where}.description must be a text.", f"{where}.description")
         if function.get("parameters") is not None:
             _object(function["parameters"], f"{where}.parameters")
-        if function.get("strict"):
-            message = f"{where}.strict: this server cannot hold a model to a schema; leave it away."
-            raise bad_request(message, f"{where}.strict", "unsupported_parameter")
+        if not isinstance(function.get("strict", False), bool | None):
+            raise bad_request(f"{where}.strict must be true or false.", f"{where}.strict")
 
 
-def may_call(tool_choice: Any) -> bool:
-    """Whether answers may hold calls. Raises `ApiError` 400 for a choice that would have to be enforced."""
-    if tool_choice in (None, "auto"):
-        return True
-    if tool_choice == "none":
-        return False
-    if tool_choice == "required" or (isinstance(tool_choice, dict) and "type" in tool_choice):
-        message = "tool_choice: this server cannot make a model call a function; auto and none are supported."
-        raise bad_request(message, "tool_choice", "unsupported_parameter")
-    raise bad_request("tool_choice must be auto or none.", "tool_choice")
+def tool_choice(value: Any, offered: Collection[str]) -> ToolChoice:
+    """`tool_choice` of an OpenAI body, with the names of the functions on offer. Raises `ApiError` 400."""
+    match value:
+        case None | "auto":
+            return AUTO
+        case "none":
+            return ToolChoice("none")
+        case "required":
+            return required_call(None, offered)
+        case {"type": "function", "function": {"name": str(name)}} | {"type": "function", "name": str(name)}:
+            return required_call([name], offered)
+        case {"type": "allowed_tools", "allowed_tools": dict(allowed)}:
+            return _allowed(allowed, offered)
+        case {"type": "allowed_tools"}:
+            return _allowed(value, offered)
+        case _:
+            message = "tool_choice must be auto, none, required, or name a function or the allowed tools."
+            raise bad_request(message, "tool_choice")
+
+
+def required_call(names: Collection[str] | None, offered: Collection[str]) -> ToolChoice:
+    """One of the functions has to be called (None: any). Raises `ApiError` 400 when it is not on offer."""
+    if not offered:
+        raise bad_request("tool_choice: there are no tools to choose from.", "tool_choice")
+    return ToolChoice("required", _known(names, offered))
+
+
+def _allowed(allowed: dict[str, Any], offered: Collection[str]) -> ToolChoice:
+    """Only some of the tools may be called, or must be."""
+    mode, tools = allowed.get("mode", "auto"), allowed.get("tools")
+    if mode not in ("auto", "required") or not isinstance(tools, list):
+        message = "tool_choice: allowed_tools needs a mode (auto or required) and a list of tools."
+        raise bad_request(message, "tool_choice")
+    names = []
+    for tool in tools:
+        match tool:
+            case {"function": {"name": str(name)}} | {"name": str(name)}:
+                names.append(name)
+            case _:
+                raise bad_request("tool_choice: each allowed tool needs a name.", "tool_choice")
+    if not names and mode == "auto":
+        return ToolChoice("none")
+    if not names:
+        raise bad_request("tool_choice: there are no tools to choose from.", "tool_choice")
+    return ToolChoice(mode, _known(names, offered))
+
+
+def _known(names: Collection[str] | None, offered: Collection[str]) -> frozenset[str] | None:
+    for name in names or ():
+        if name not in offered:
+            raise bad_request(f"tool_choice: there is no tool {name[:100]!r}.", "tool_choice")
+    return None if names is None else frozenset(names)
 
 
 def check_calls(message: dict[str, Any], where: str) -> None:

@@ -7,9 +7,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from ...engine.constraint import Constraint
 from ...engine.validate import MAX_STOP_CHARS, MAX_STOPS
+from ..core.answer_form import AnswerForm, Schema, make_form
 from ..core.conversation import Conversation
-from ..core.tool_fields import check_tools
+from ..core.tool_fields import AUTO, ToolChoice, check_tools, required_call
 from ..http.errors import bad_request
 from ..openai.bodies import check_salt, decode
 
@@ -25,13 +27,25 @@ class _Refused(msgspec.Struct, kw_only=True):
     container: Any = None
     mcp_servers: Any = None
     context_management: Any = None
-    output_format: Any = None
 
 
 class Thinking(msgspec.Struct):
     """`thinking` of a body. A budget is no more than a wish here."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
+
+
+class SchemaFormat(msgspec.Struct, tag_field="type", tag="json_schema"):
+    """JSON that fits a schema."""
+
+    schema: Schema
+
+
+class OutputConfig(msgspec.Struct):
+    """`output_config` of a body."""
+
+    format: SchemaFormat | None = None
+    effort: str | None = None
 
 
 class CountBody(_Refused, kw_only=True):
@@ -43,7 +57,9 @@ class CountBody(_Refused, kw_only=True):
     tools: list[Any] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: Thinking | None = None
-    output_config: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    output_format: SchemaFormat | None = None
+    """Older place of `output_config.format`."""
 
 
 class MessagesBody(CountBody, kw_only=True):
@@ -99,10 +115,6 @@ def conversation_of(body: CountBody) -> Conversation:
 
     A last message of the assistant is to be completed.
     """
-    choice = body.tool_choice or {}
-    if (kind := choice.get("type", "auto")) not in ("auto", "none"):
-        message = f"tool_choice: this server cannot make a model call a tool ({str(kind)[:40]}); auto and none are supported."
-        raise bad_request(message, "tool_choice", "unsupported_parameter")
     messages = _messages(body)
     last = messages[-1]
     if last.get("tool_calls"):
@@ -114,12 +126,43 @@ def conversation_of(body: CountBody) -> Conversation:
     return Conversation(
         messages=messages,
         tools=tools,
-        may_call=kind == "auto",
-        parallel=not choice.get("disable_parallel_tool_use"),
+        choice=_choice(body, [tool["function"]["name"] for tool in tools]),
+        parallel=not (body.tool_choice or {}).get("disable_parallel_tool_use"),
+        form=_form(body),
         variables=variables,
+        parameters=".input_schema",
         add_generation_prompt=not completing,
         continue_final_message=completing,
     )
+
+
+def _choice(body: CountBody, offered: Sequence[str]) -> ToolChoice:
+    match body.tool_choice:
+        case None | {"type": "auto"}:
+            return AUTO
+        case {"type": "none"}:
+            return ToolChoice("none")
+        case {"type": "any"}:
+            return required_call(None, offered)
+        case {"type": "tool", "name": str(name)}:
+            return required_call([name], offered)
+        case _:
+            message = "tool_choice must be of type auto, none or any, or of type tool with its name."
+            raise bad_request(message, "tool_choice")
+
+
+def _form(body: CountBody) -> AnswerForm | None:
+    config = body.output_config and body.output_config.format
+    if config is not None and body.output_format is not None:
+        message = (
+            "output_config.format and output_format each say what the answer must match: give one of them."
+        )
+        raise bad_request(message, "output_format")
+    asked = config or body.output_format
+    if asked is None:
+        return None
+    param = "output_format" if config is None else "output_config.format"
+    return make_form(param, lambda: Constraint.json_schema(asked.schema))
 
 
 def _messages(body: CountBody) -> list[Message]:
@@ -150,9 +193,6 @@ def _check(body: CountBody) -> None:
     for name in _Refused.__struct_fields__:
         if getattr(body, name) not in (None, False, "", [], {}):
             raise bad_request(f"{name} is not supported by this server.", name, "unsupported_parameter")
-    if (body.output_config or {}).get("format") is not None:
-        message = "output_config.format is not supported by this server."
-        raise bad_request(message, "output_config.format", "unsupported_parameter")
 
 
 def _chat_tool(tool: Any, where: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from aiohttp import web
 from ...engine.request import SamplingParams, TokenLogprob
 from ...engine.tokenizer import Tokenizer
 from ...engine.validate import MAX_INT32
+from ..core.answer_form import SchemaText, answer_form
 from ..core.generation import Call, Choice, Event, Generation
 from ..core.keys import SERVICE
 from ..core.service import Service
@@ -19,7 +20,7 @@ from ..http.auth import namespace_of, priority_of
 from ..http.body import read_as
 from ..http.errors import bad_request
 from ..http.streaming import respond_stream, respond_whole
-from ..openai.bodies import check_priority, check_salt, decode, prompts_of, sampling_params
+from ..openai.bodies import MAX_TOP_LOGPROBS, check_priority, check_salt, decode, prompts_of, sampling_params
 from ..openai.completions import encode_all
 from ..openai.logprobs import finite, token_text
 from ..openapi.document import Documented
@@ -46,10 +47,10 @@ class NativeSampling(msgspec.Struct, kw_only=True):
     skip_special_tokens: bool | None = None
     sampling_seed: int | None = None
 
-    regex: Any = None
-    ebnf: Any = None
-    json_schema: Any = None
-    structural_tag: Any = None
+    regex: str | None = None
+    ebnf: str | None = None
+    json_schema: SchemaText | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
 
 class GenerateBody(msgspec.Struct, kw_only=True):
@@ -113,12 +114,15 @@ async def generate(request: web.Request) -> web.StreamResponse:
     service.check_ready()
     body = await read_as(request, partial(decode, kind=GenerateBody))
     _check(body)
-    prompts, many = await service.in_worker(_encode, service, body)
+    (prompts, many), answers = await service.in_worker(
+        lambda: (_encode(service, body), answer_form(body.sampling_params, "sampling_params."))
+    )
     params = _params(body)
     call = Call(
         prefix="gen",
         prompts=prompts,
         params=params,
+        form=answers,
         namespace=namespace_of(request, body.cache_salt),
         priority=priority_of(request, body.priority),
         rid=body.rid,
@@ -142,6 +146,8 @@ def _check(body: GenerateBody) -> None:
         raise bad_request("Give either text or input_ids.", "text" if body.text is None else "input_ids")
     if body.logprob_start_len < -1:
         raise bad_request("logprob_start_len must be at least -1.", "logprob_start_len")
+    if not 0 <= body.top_logprobs_num <= MAX_TOP_LOGPROBS:
+        raise bad_request(f"top_logprobs_num must be from 0 to {MAX_TOP_LOGPROBS}.", "top_logprobs_num")
     check_salt(body.cache_salt)
     check_priority(body.priority)
 
@@ -150,7 +156,6 @@ _UNSUPPORTED = frozenset(
     (
         *("input_embeds", "image_data", "video_data", "audio_data", "lora_path", "session_params"),
         *("custom_logit_processor", "return_hidden_states", "token_ids_logprob"),
-        *("regex", "ebnf", "json_schema", "structural_tag"),
     )
 )
 

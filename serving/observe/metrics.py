@@ -113,6 +113,23 @@ class ServingMetrics:
             ("route", "status"),
             registry=self.registry,
         )
+        self.constrained = Counter(
+            "tierax_constrained_calls",
+            "Calls whose answers are held to a form, by the kind of constraint.",
+            ("kind",),
+            registry=self.registry,
+        )
+        self.constraints_refused = Counter(
+            "tierax_constraints_refused",
+            "Calls refused because their constraint cannot be enforced, by its kind.",
+            ("kind",),
+            registry=self.registry,
+        )
+        self.constraint_compile = self._histogram(
+            "constraint_compile_seconds",
+            "Until a call's constraint was known to be sound, waiting for a worker included.",
+            BUCKETS,
+        )
         if alias is not None:
             sources = (engine_collector, ttft, self.inter_token, self._tpot, self._queue, self._e2e)
             self.registry.register(AliasCollector(alias, engine, sources))
@@ -193,6 +210,18 @@ class _EngineCollector(Collector):
             ("retractions", "Running requests sent back to wait for lack of pages.", stats.retractions),
             ("compiles", "Device programs compiled.", stats.compiles),
             ("loaded_programs", "Device programs loaded from the compile cache.", stats.loaded_programs),
+            (
+                "constrained_tokens",
+                "Generated tokens of requests with a constraint.",
+                stats.constrained_tokens,
+            ),
+            (
+                "jumped_tokens",
+                "Those that the constraint forced, taken without a step each.",
+                stats.jumped_tokens,
+            ),
+            ("masks", "How often it was found out which tokens may come next.", stats.masks),
+            ("mask_seconds", "Seconds of the loop for that, while the device computes.", stats.mask_seconds),
             ("steps", "Steps run.", stats.steps),
             ("host_seconds", "Seconds of the loop outside waiting for the device.", stats.host_seconds),
             ("device_busy_seconds", "Seconds in which the device computed.", stats.device_busy_seconds),

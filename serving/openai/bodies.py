@@ -12,6 +12,7 @@ import msgspec
 from ...engine.prefetch_policy import PrefetchPolicy
 from ...engine.request import SamplingParams
 from ...engine.validate import MAX_BIAS_ENTRIES, check_messages
+from ..core.answer_form import Formed
 from ..core.tool_fields import check_calls, check_tools
 from ..http.errors import bad_request
 
@@ -27,26 +28,20 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class _Unsupported(msgspec.Struct, kw_only=True):
+class _Unsupported(Formed, kw_only=True):
     """Fields whose meaning this server cannot honour: refused by name unless they ask for nothing."""
 
     functions: Any = None
     function_call: Any = None
-    response_format: Any = None
-    structured_outputs: Any = None
-    guided_json: Any = None
-    guided_regex: Any = None
-    guided_choice: Any = None
-    guided_grammar: Any = None
-    json_schema: Any = None
-    regex: Any = None
-    ebnf: Any = None
     modalities: Any = None
     audio: Any = None
     web_search_options: Any = None
     suffix: Any = None
     use_beam_search: Any = None
     logits_processors: Any = None
+
+
+_REFUSED = tuple(name for name in _Unsupported.__struct_fields__ if name not in Formed.__struct_fields__)
 
 
 class Common(_Unsupported, kw_only=True):
@@ -259,7 +254,7 @@ def _wrong_type(text: str) -> Exception:
 
 
 def _check_common(body: Common) -> None:
-    for name in _Unsupported.__struct_fields__:
+    for name in _REFUSED:
         value = getattr(body, name)
         if value is None or value is False or value in ("", [], {}):
             continue
@@ -295,7 +290,6 @@ def check_salt(cache_salt: str | None) -> None:
 _HARMLESS: dict[str, Callable[[Common, Any], bool]] = {
     "functions": lambda body, _: body.function_call == "none",
     "function_call": lambda body, value: value == "none" or (value == "auto" and not body.functions),
-    "response_format": lambda _, value: value == {"type": "text"},
     "modalities": lambda _, value: value == ["text"],
 }
 

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from ..core.conversation import Conversation, make_call, make_prompt, template_variables
+from ..core.answer_form import answer_form
+from ..core.conversation import Conversation, Prompt, make_call, make_prompt, template_variables
 from ..core.generation import Choice, Event, Generation
 from ..core.keys import NOW, SERVICE
-from ..core.tool_fields import may_call
+from ..core.service import Service
+from ..core.tool_fields import tool_choice
 from ..http.body import read_as
 from ..http.streaming import respond_stream, respond_whole
 from ..openapi.document import Documented
@@ -31,18 +33,7 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
     service.check_ready()
     body = await read_as(request, decode_chat)
     service.check_model(body.model)
-    conversation = Conversation(
-        messages=body.messages,
-        tools=body.tools or [],
-        may_call=may_call(body.tool_choice),
-        parallel=body.parallel_tool_calls is not False,
-        separate_reasoning=body.separate_reasoning is not False,
-        variables=template_variables(body.chat_template_kwargs, body.reasoning_effort),
-        add_generation_prompt=not body.continue_final_message and body.add_generation_prompt is not False,
-        continue_final_message=bool(body.continue_final_message),
-        keep=body.truncate_prompt_tokens,
-    )
-    prompt = await service.in_worker(make_prompt, service, conversation)
+    prompt = await service.in_worker(_prompt, service, body)
     # The engine clips to what the context leaves.
     max_tokens = body.max_completion_tokens or body.max_tokens or service.engine.context_length
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -53,6 +44,24 @@ async def chat_completions(request: web.Request) -> web.StreamResponse:
         if body.stream:
             return await respond_stream(request, generation, form, body.stream_options)
         return await respond_whole(generation, form)
+
+
+def _prompt(service: Service, body: ChatBody) -> Prompt:
+    """The prompt that a body makes, for workers. Raises `TemplateError` or `ApiError` 400."""
+    tools = body.tools or []
+    conversation = Conversation(
+        messages=body.messages,
+        tools=tools,
+        choice=tool_choice(body.tool_choice, [tool["function"]["name"] for tool in tools]),
+        parallel=body.parallel_tool_calls is not False,
+        form=answer_form(body),
+        separate_reasoning=body.separate_reasoning is not False,
+        variables=template_variables(body.chat_template_kwargs, body.reasoning_effort),
+        add_generation_prompt=not body.continue_final_message and body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        keep=body.truncate_prompt_tokens,
+    )
+    return make_prompt(service, conversation)
 
 
 class ChatForm:

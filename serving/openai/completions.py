@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from aiohttp import web
 
 from ...engine.request import SamplingParams
+from ..core.answer_form import answer_form
 from ..core.generation import Call, Choice, Event, Generation
 from ..core.keys import NOW, SERVICE
 from ..core.service import Service
@@ -36,11 +37,14 @@ async def completions(request: web.Request) -> web.StreamResponse:
     service.check_ready()
     body = await read_as(request, decode_completion)
     service.check_model(body.model)
-    prompts, echo = await service.in_worker(encode_prompts, service, body)
+    (prompts, echo), answers = await service.in_worker(
+        lambda: (encode_prompts(service, body), answer_form(body))
+    )
     call = Call(
         prefix="cmpl",
         prompts=prompts,
         params=_params(body),
+        form=answers,
         namespace=namespace_of(request, body.cache_salt),
         prefetch=prefetch_policy(body),
         priority=priority_of(request, body.priority),

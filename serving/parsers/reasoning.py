@@ -76,6 +76,11 @@ def ends_open(prompt: str) -> bool:
     return prompt.rstrip().endswith(OPEN)
 
 
+def ends_closed(prompt: str) -> bool:
+    """Whether a prompt ends with the closing tag, so that the model goes on with the answer."""
+    return prompt.rstrip().endswith(CLOSE)
+
+
 def stays_open(message: str) -> bool:
     """Whether the reasoning that a message begins has not ended in it."""
     return message.lstrip().startswith(OPEN) and CLOSE not in message

@@ -22,6 +22,8 @@ class ToolFormat:
 
     open: str
     close: str
+    arguments: str
+    """The object's key for the arguments."""
     bare: bool
     """At the beginning of a text, and after another call, an object without the tag is a call too."""
     hints: tuple[str, ...]
@@ -39,9 +41,14 @@ class ToolFormat:
 FORMATS = {
     # Some models put their own markup for functions between the same tags.
     "hermes": ToolFormat(
-        "<tool_call>", "</tool_call>", False, ("<tool_call>", "tools"), ("<function=", "<arg_key>")
+        "<tool_call>",
+        "</tool_call>",
+        "arguments",
+        False,
+        ("<tool_call>", "tools"),
+        ("<function=", "<arg_key>"),
     ),
-    "llama3": ToolFormat("<|python_tag|>", ";", True, ("ipython", '"parameters"', "tools")),
+    "llama3": ToolFormat("<|python_tag|>", ";", "parameters", True, ("ipython", '"parameters"', "tools")),
 }
 """Formats by their names, in the order in which `auto` tries them."""
 

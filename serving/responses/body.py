@@ -6,9 +6,11 @@ from typing import Any, Literal
 
 import msgspec
 
+from ...engine.constraint import Constraint
 from ...engine.validate import MAX_INT32
+from ..core.answer_form import AnswerForm, JsonObjectFormat, Schema, TextFormat, make_form
 from ..core.conversation import Conversation, template_variables
-from ..core.tool_fields import check_tools, may_call
+from ..core.tool_fields import check_tools, tool_choice
 from ..http.errors import bad_request
 from ..openai.bodies import MAX_TOP_LOGPROBS, check_salt, decode
 from .items import Message
@@ -36,6 +38,22 @@ class Reasoning(msgspec.Struct):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
+class SchemaFormat(msgspec.Struct, kw_only=True, tag_field="type", tag="json_schema"):
+    """JSON that fits a schema."""
+
+    schema: Schema
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+
+
+class TextOptions(msgspec.Struct):
+    """`text` of a body."""
+
+    format: TextFormat | JsonObjectFormat | SchemaFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
 class ResponsesBody(_Refused, kw_only=True):
     """Body of `/v1/responses`. `null` means the same as leaving a field away."""
 
@@ -52,7 +70,7 @@ class ResponsesBody(_Refused, kw_only=True):
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    text: dict[str, Any] | None = None
+    text: TextOptions | None = None
     reasoning: Reasoning | None = None
     metadata: dict[str, str] | None = None
     user: str | None = None
@@ -109,7 +127,6 @@ def decode_responses(body: bytes) -> ResponsesBody:
             raise bad_request(f"top_logprobs needs include: [{LOGPROBS!r}].", "top_logprobs")
     if found.priority is not None and not -(2**31) <= found.priority < 2**31:
         raise bad_request("priority must fit 32 bits.", "priority")
-    _check_text(found)
     _check_metadata(found)
     return found
 
@@ -122,11 +139,23 @@ def conversation_of(body: ResponsesBody, messages: list[Message]) -> Conversatio
     return Conversation(
         messages=head + messages,
         tools=tools,
-        may_call=may_call(body.tool_choice),
+        choice=tool_choice(body.tool_choice, [tool["function"]["name"] for tool in tools]),
         parallel=body.parallel_tool_calls is not False,
+        form=_form(body),
         variables=template_variables(body.chat_template_kwargs, body.effort),
+        parameters=".parameters",
         param="input",
     )
+
+
+def _form(body: ResponsesBody) -> AnswerForm | None:
+    match body.text and body.text.format:
+        case SchemaFormat(schema=schema):
+            return make_form("text.format", lambda: Constraint.json_schema(schema))
+        case JsonObjectFormat():
+            return make_form("text.format", Constraint.json_object)
+        case _:
+            return None
 
 
 def _chat_tool(tool: Any, where: str) -> dict[str, Any]:
@@ -137,14 +166,6 @@ def _chat_tool(tool: Any, where: str) -> dict[str, Any]:
         raise bad_request(message, f"{where}.type", "unsupported_parameter")
     fields = ("name", "description", "parameters", "strict")
     return {"type": "function", "function": {x: tool[x] for x in fields if tool.get(x) is not None}}
-
-
-def _check_text(body: ResponsesBody) -> None:
-    form = (body.text or {}).get("format")
-    if form is not None and (not isinstance(form, dict) or form.get("type") != "text"):
-        raise bad_request(
-            "text.format: only plain text is supported.", "text.format", "unsupported_parameter"
-        )
 
 
 def _check_metadata(body: ResponsesBody) -> None:

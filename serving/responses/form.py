@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from ...engine.request import TokenLogprob
 from ..core.blocks import Block, Blocks, Change
 from ..core.generation import Event, Generation
@@ -91,7 +93,7 @@ class ResponseForm:
             "tools": [_told_tool(tool) for tool in body.tools or ()],
             "tool_choice": body.tool_choice or "auto",
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": _text_format(body)},
             "reasoning": {"effort": body.effort, "summary": None},
             "store": body.store is not False,
             "background": False,
@@ -193,3 +195,8 @@ def _told_tool(tool: dict[str, Any]) -> dict[str, Any]:
     # That arguments keep to the schema is not enforced, and so not claimed.
     told = {name: tool.get(name) for name in ("name", "description", "parameters")}
     return {"type": "function", "strict": False} | told
+
+
+def _text_format(body: ResponsesBody) -> dict[str, Any]:
+    asked = body.text and body.text.format
+    return {"type": "text"} if asked is None else msgspec.to_builtins(asked)

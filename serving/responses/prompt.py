@@ -10,7 +10,7 @@ from functools import partial
 import msgspec
 
 from ...engine.chat_template import TemplateError
-from ..core.conversation import Conversation, Prompt, call_style, make_prompt, render
+from ..core.conversation import Conversation, Prompt, make_prompt, prompt_of, render
 from ..core.service import Service
 from ..http.errors import ApiError
 from .body import ResponsesBody, conversation_of
@@ -78,7 +78,7 @@ def _continued(service: Service, conversation: Conversation, previous: Continuat
         return None
     added = text.partition(_ANSWER)[2]
     ids = previous.token_ids.tolist() + service.encode(added, add_bos=False, param=conversation.param)
-    return Prompt(ids, call_style(service, conversation, added))
+    return prompt_of(service, conversation, ids, added)
 
 
 def _longest(

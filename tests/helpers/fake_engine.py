@@ -20,7 +20,7 @@ from helpers.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 from tierax.cache.manager import CacheManager
 from tierax.engine.chat_template import ChatTemplate
 from tierax.engine.config import EngineConfig
-from tierax.engine.constraint import Constraint
+from tierax.engine.constraint import Constraint, Matcher
 from tierax.engine.errors import EngineStopped
 from tierax.engine.grammar import Compiled, GrammarCompiler
 from tierax.engine.prefetch_policy import PrefetchPolicy
@@ -29,6 +29,9 @@ from tierax.engine.request import Delta, Request, SamplingParams, Status, TokenL
 from tierax.engine.stats import EngineStats
 from tierax.engine.text import IncrementalText
 from tierax.engine.validate import check_prompt, check_sampling, seed_for_choice
+
+_TIDY = b'}]"0{[:otfn42<\n/'
+"""What brings a constrained text to its end, in this order."""
 
 Script = Callable[[Request, int], Iterable[int]]
 """(request, its choice's index) -> the tokens that it "samples"."""
@@ -45,6 +48,16 @@ def babble(request: Request, index: int) -> Iterator[int]:
     while True:
         state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
         yield ord("a") + (state >> 33) % 26
+
+
+def _allowed(matcher: Matcher | None, wanted: int) -> int:
+    """The token that is wanted or, where the constraint forbids it, one that brings the text to its end."""
+    if matcher is None:
+        return wanted
+    allowed = np.unpackbits(matcher.mask.view(np.uint8), bitorder="little")
+    free = allowed[ord("q")]  # within a JSON string
+    ways = [wanted, EOS, *(b'"' if free else b""), *_TIDY, *np.flatnonzero(allowed).tolist()]
+    return next(token for token in ways if allowed[token])
 
 
 class FakeEngine:
@@ -67,7 +80,7 @@ class FakeEngine:
         source = template if isinstance(template, str) else self.tokenizer.chat_template
         self.chat_template = ChatTemplate(source, "<|bos|>", "<|eos|>") if template and source else None
         self.model_config = SimpleNamespace(
-            vocab_size=VOCAB_SIZE,
+            vocab_size=self.tokenizer.vocab_size,
             hidden_size=VOCAB_SIZE,
             num_layers=1,
             num_heads=2,
@@ -83,10 +96,9 @@ class FakeEngine:
         self.tiers = None
         self.seen: set[tuple[bytes, tuple[int, ...]]] = set()
         self.made: list[Request] = []
-        self._grammars = GrammarCompiler(self.tokenizer, VOCAB_SIZE, self.end_ids)
+        self._grammars = GrammarCompiler(self.tokenizer, self.tokenizer.vocab_size, self.end_ids)
 
     def compile_constraint(self, constraint: Constraint) -> Compiled:
-        """As the engine does; what the script says is its own affair."""
         return self._grammars.compile(constraint)
 
     def make_requests(
@@ -100,18 +112,18 @@ class FakeEngine:
         prefetch: PrefetchPolicy | None = None,
         on_delta: Callable[[Delta], None],
     ) -> list[Request]:
-        check_sampling(params, vocab_size=VOCAB_SIZE)
-        if params.constraint is not None:
-            self.compile_constraint(params.constraint)
+        check_sampling(params, vocab_size=self.tokenizer.vocab_size)
         limit = check_prompt(
             prompt_ids,
-            vocab_size=VOCAB_SIZE,
+            vocab_size=self.tokenizer.vocab_size,
             context_length=self.context_length,
             capacity_tokens=2 * self.context_length,
             params=params,
         )
         ends = frozenset() if params.ignore_eos else self.tokenizer.eos_ids
         seed = len(self.made) if params.seed is None else params.seed
+        compiled = None if params.constraint is None else self.compile_constraint(params.constraint)
+        stop_ids = ends | frozenset(params.stop_token_ids)
         requests = [
             Request(
                 id=f"{request_id}-{index}",
@@ -119,7 +131,8 @@ class FakeEngine:
                 num_prompt=len(prompt_ids),
                 params=params,
                 seed=seed_for_choice(seed, index),
-                stop_ids=ends | frozenset(params.stop_token_ids),
+                stop_ids=stop_ids,
+                matcher=None if compiled is None else compiled.matcher(stop_ids),
                 max_total=limit,
                 namespace=namespace,
                 priority=priority,
@@ -149,7 +162,7 @@ class FakeEngine:
         on_delta: Callable[[Delta], None],
     ) -> Request:
         params = SamplingParams(max_tokens=0)
-        limits = {"vocab_size": VOCAB_SIZE, "context_length": self.context_length}
+        limits = {"vocab_size": self.tokenizer.vocab_size, "context_length": self.context_length}
         check_prompt(
             prompt_ids, capacity_tokens=2 * self.context_length, params=params, param="input", **limits
         )
@@ -271,7 +284,7 @@ class FakeEngineThread:
                 if self.fault is not None:
                     self._end(request, [], "", [], "error", self.fault)
                 else:
-                    self._advance(request, next(tokens, EOS))
+                    self._advance(request, _allowed(request.matcher, next(tokens, EOS)))
             self.engine.stats.steps += 1
             self._count()
 
@@ -328,6 +341,10 @@ class FakeEngineThread:
             self._end(request, [token], request.text.flush(), told, "stop")
             return
         text, stopped = request.text.append(token)
+        if request.matcher is not None:
+            request.matcher.advance(token)
+            if request.matcher.ended and not stopped:
+                text, stopped = text + request.text.flush(), True
         logprobs = []
         if params.logprobs is not None:
             top = [(token, -0.25)] + [((token + i) % VOCAB_SIZE, -2.0 - i) for i in range(1, params.logprobs)]

@@ -11,6 +11,8 @@ from .errors import UsageError
 from .options import Option, Parser, add_engine_options, add_options, engine_config, pick
 
 if TYPE_CHECKING:
+    from ..engine.constraint import Constraint
+    from ..engine.llm import LLM
     from ..engine.offline import Output
 
 SAMPLING_OPTIONS = (
@@ -27,6 +29,7 @@ SAMPLING_OPTIONS = (
     Option("presence_penalty", ("--presence-penalty",), "once for any occurrence in the output", float, "X"),
     Option("ignore_eos", ("--ignore-eos",), "do not stop at the model's end token", const=True),
 )
+FORM_FLAGS = ("regex", "json_schema", "json_object", "choice", "grammar")
 
 
 def run(argv: list[str]) -> int:
@@ -45,20 +48,26 @@ def run(argv: list[str]) -> int:
     )
     add_options(parser, SAMPLING_OPTIONS, "sampling")
     parser.add_argument("--stop", action="append", metavar="TEXT", help="stop at this text, may be repeated")
+    _add_form_flags(parser)
     add_engine_options(parser)
     values = parse(parser, argv)
 
     prompts = _prompts(values)
     if not prompts:
         parser.error("give at least one --prompt TEXT or --prompt-file FILE")
+    constraint = _constraint(values)
     # A few prompts need few of the programs that a server prepares for.
     config = engine_config({"skip_warmup": True, **values}, parser)
 
     from ..engine.llm import LLM
     from ..engine.request import SamplingParams
 
-    params = SamplingParams(**pick(values, SAMPLING_OPTIONS), stop=values["stop"] or [])
+    params = SamplingParams(
+        **pick(values, SAMPLING_OPTIONS), stop=values["stop"] or [], constraint=constraint
+    )
     llm = LLM(config)
+    if constraint is not None:
+        _check_enforceable(llm, constraint)
     if values["chat"]:
         outputs = llm.chat([[{"role": "user", "content": prompt}] for prompt in prompts], params)
     else:
@@ -66,16 +75,61 @@ def run(argv: list[str]) -> int:
     return _report(outputs)
 
 
+def _add_form_flags(parser: Parser) -> None:
+    form = parser.add_argument_group("what the whole text must match (one of these)")
+    form.add_argument("--regex", metavar="PATTERN", help="a regular expression")
+    form.add_argument("--json-schema", metavar="FILE", help="JSON that fits the schema in a file")
+    form.add_argument("--json-object", action="store_true", help="any JSON object")
+    form.add_argument("--choice", action="append", metavar="TEXT", help="one of these texts, to be repeated")
+    form.add_argument("--grammar", metavar="FILE", help="a grammar in a file, Lark or GBNF")
+
+
+def _constraint(values: dict[str, Any]) -> Constraint | None:
+    given = [name for name in FORM_FLAGS if values[name]]
+    if not given:
+        return None
+    flags = [f"--{name.replace('_', '-')}" for name in given]
+    if len(given) > 1:
+        raise UsageError(
+            "tierax generate", f"{' and '.join(flags)} each say what the text must match: give one"
+        )
+
+    from ..engine.constraint import Constraint, ConstraintError
+
+    value = values[given[0]]
+    try:
+        match given[0]:
+            case "json_object":
+                return Constraint.json_object()
+            case "json_schema":
+                return Constraint.json_schema(_read(Path(value), "--json-schema"))
+            case "grammar":
+                return Constraint.grammar(_read(Path(value), "--grammar"))
+            case name:
+                return getattr(Constraint, name)(value)
+    except ConstraintError as error:
+        raise UsageError("tierax generate", f"{flags[0]}: {error}") from None
+
+
+def _check_enforceable(llm: LLM, constraint: Constraint) -> None:
+    from ..engine.constraint import ConstraintError
+
+    try:
+        llm.engine.compile_constraint(constraint)
+    except ConstraintError as error:
+        raise UsageError("tierax generate", str(error)) from None
+
+
 def _prompts(values: dict[str, Any]) -> list[str]:
     texts = [sys.stdin.read() if text == "-" else text for text in values["prompt"] or []]
-    return texts + [_read(Path(name)) for name in values["prompt_file"] or []]
+    return texts + [_read(Path(name), "--prompt-file") for name in values["prompt_file"] or []]
 
 
-def _read(path: Path) -> str:
+def _read(path: Path, flag: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UsageError("tierax generate", f"--prompt-file {path}: {error.strerror}") from None
+        raise UsageError("tierax generate", f"{flag} {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UsageError("tierax generate", f"{path} is not UTF-8 text: byte {error.start}") from None
 
