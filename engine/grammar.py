@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .constraint import Constraint, ConstraintError
+from .json_schema import prepare
 from .lazy_regex import split_lazy
 from .tokenizer import Tokenizer
 
@@ -31,7 +32,6 @@ like `[a-zA-Z ,.]{80}` takes 30 us instead of 700."""
 _JSON_OPTIONS: dict[str, Any] = {
     "whitespace_flexible": True,
     "whitespace_pattern": JSON_SPACE,
-    "json_allow_general_unicode_escapes": True,
     # A keyword that is not enforced is refused, whatever the schema itself asks for.
     "lenient": False,
     "coerce_one_of": False,
@@ -306,7 +306,18 @@ def _lark(text: str) -> str:
 def _json_schema(schema: dict[str, Any]) -> str:
     from llguidance import LLMatcher
 
-    return LLMatcher.grammar_from_json_schema(schema, overrides=_JSON_OPTIONS)  # pyright: ignore[reportArgumentType]
+    options: Any = _json_options(schema)
+    return LLMatcher.grammar_from_json_schema(schema, overrides=options)
+
+
+def _json_options(schema: dict[str, Any]) -> dict[str, Any]:
+    # Without "u" a key has one spelling only.
+    escapes = (
+        {"json_allow_general_unicode_escapes": True}
+        if prepare(schema)
+        else {"json_allowed_escapes": r'"\nrtbf'}
+    )
+    return _JSON_OPTIONS | escapes
 
 
 _ESCAPED = re.compile(r"\\.", re.DOTALL)
@@ -358,7 +369,8 @@ def _tagged(value: dict[str, Any]) -> str:
         trigger = min((t for t in value["triggers"] if begin.startswith(t)), key=len)
         parts = [f"trigger_{value['triggers'].index(trigger)}"]
         parts += [_quoted(begin[len(trigger) :])] if len(begin) > len(trigger) else []
-        parts.append("%json " + json.dumps({**tag["schema"], "x-guidance": _JSON_OPTIONS}))
+        schema = tag["schema"]
+        parts.append("%json " + json.dumps(schema | {"x-guidance": _json_options(schema)}))
         parts += [_quoted(tag["end"])] if tag["end"] else []
         rules.append(f"tag_{number}: {' '.join(parts)}")
         tags.append(f"tag_{number}")
@@ -389,6 +401,8 @@ _SIGNS = (
     ("present in a registry", "$ref"),
     ("Pointer ", "$ref"),
     ("regex parse error", "pattern"),
+    ("lookarounds", "pattern"),
+    ("min/maxProperties", "minProperties"),
     ("anyOf is empty", "enum"),
     ("required property", "required"),
 )

@@ -238,6 +238,24 @@ def test_strings_with_a_length_hold_escapes_and_count_characters() -> None:
         assert len(json.loads(text)) <= 4
 
 
+def test_keys_cannot_be_had_under_another_spelling() -> None:
+    typed = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    assert accepts(GRAMMARS, Constraint.json_schema(typed), '{"a": 1, "b": "x"}')
+    for text in ('{"\\u0061": "x"}', '{"a": 1, "\\u0061": "x"}', '{"a": 1, "a": "x"}'):
+        assert not begins(GRAMMARS, Constraint.json_schema(typed), text)
+    nested = schema(type="array", items={"patternProperties": {"^a": {"type": "null"}}})
+    assert not begins(GRAMMARS, nested, '[{"\\u0061b": 1')
+
+
+def test_keywords_that_ask_for_nothing_are_no_obstacle() -> None:
+    assert accepts(GRAMMARS, schema(type="array", uniqueItems=False), "[1, 1]")
+    few = schema(type="object", required=["a"], minProperties=2, additionalProperties={"type": "null"})
+    assert accepts(GRAMMARS, few, '{"a": null, "b": null}')
+    assert not accepts(GRAMMARS, few, '{"a": null}')
+    values = schema(enum=[{"minProperties": 9, "uniqueItems": False}])
+    assert accepts(GRAMMARS, values, '{"minProperties": 9, "uniqueItems": false}')
+
+
 def test_json_object_is_any_object_and_nothing_else() -> None:
     for text in ("{}", '{"a": [1, {"b": null}], "c": -1.5e3}'):
         assert accepts(GRAMMARS, Constraint.json_object(), text)
@@ -263,6 +281,9 @@ def test_a_schema_of_true_is_any_value() -> None:
         ({"$ref": "https://example.com/schema"}, "$ref"),
         ({"$ref": "#/nope"}, "$ref"),
         ({"enum": []}, "enum"),
+        ({"type": "string", "pattern": r"\bfoo\b"}, "pattern"),
+        ({"type": "object", "minProperties": 2}, "minProperties"),
+        ({"properties": {"a": {"minProperties": 3, "required": ["x"]}}}, "minProperties"),
         ({"type": "object", "not": {}, "x-guidance": {"lenient": True}}, "not"),
         ('{"type": ', "json_schema"),
         ("false", "json_schema"),

@@ -16,6 +16,7 @@ PURE_ENGINE = tuple(
         *(
             "request",
             "constraint",
+            "json_schema",
             "plan",
             "prefetch",
             "prefetch_policy",
