@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import signal
 import threading
 import time
@@ -16,7 +17,7 @@ from tqdm import tqdm
 
 from helpers.byte_tokenizer import BOS, EOS, IM_END, IM_START
 from helpers.tiny_text_model import write_tiny_text_model
-from tierax import LLM, ConfigError, EngineConfig, Output, SamplingParams
+from tierax import LLM, ConfigError, Constraint, EngineConfig, Output, SamplingParams
 from tierax.engine.chat_template import TemplateError
 from tierax.engine.validate import ParameterError
 
@@ -339,3 +340,52 @@ def test_a_stalled_disk_does_not_keep_the_outputs(llm: LLM, monkeypatch: pytest.
     started = time.monotonic()
     assert len(llm.generate("abc", GREEDY)[0].token_ids) == 8
     assert time.monotonic() - started < 5
+
+
+# --- constraints
+
+
+def test_answers_match_and_a_refusal_is_one_items_error(llm: LLM) -> None:
+    def held(constraint: Constraint | None) -> SamplingParams:
+        return SamplingParams(max_tokens=30, temperature=1, seed=3, constraint=constraint)
+
+    dates = Constraint.regex(r"\d{4}-\d\d")
+    outputs = llm.generate(
+        ["a"] * 4, [held(dates), held(Constraint.json_schema({"not": {}})), held(None), held(dates)]
+    )
+    assert re.fullmatch(r"\d{4}-\d\d", outputs[0].text)
+    assert [output.finish_reason for output in outputs[:2]] == ["stop", "error"]
+    assert outputs[1].error is not None
+    assert "not" in outputs[1].error
+    assert outputs[2].error is None
+    assert outputs[3].text == outputs[0].text
+
+
+def test_choices_of_one_prompt_match_each_by_itself(llm: LLM) -> None:
+    words = Constraint.choice(["one", "two", "three", "twelve"])
+    params = SamplingParams(max_tokens=9, temperature=2, seed=1, n=8, constraint=words, logprobs=1)
+    [output] = llm.generate("a", params)
+    texts = [choice.text for choice in output.choices]
+    assert set(texts) <= {"one", "two", "three", "twelve"}
+    assert len(set(texts)) > 1
+    for choice in output.choices:
+        assert choice.finish_reason == "stop"
+        assert choice.logprobs is not None
+        assert [entry.token_id for entry in choice.logprobs] == choice.token_ids == list(choice.text.encode())
+
+
+def test_a_prompts_own_log_probs_come_beside_a_constraint(llm: LLM) -> None:
+    params = SamplingParams(
+        max_tokens=9, temperature=0, prompt_logprobs=1, constraint=Constraint.choice(["yes", "no"])
+    )
+    [output] = llm.generate("abc", params)
+    assert output.text in ("yes", "no")
+    assert output.prompt_logprobs is not None
+    assert len(output.prompt_logprobs) == 3
+
+
+def test_what_is_no_constraint_is_refused_for_all(llm: LLM) -> None:
+    with pytest.raises(ParameterError, match="must be a Constraint"):
+        llm.generate("a", SamplingParams(constraint="[a-z]+"))  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ParameterError, match="max_tokens 0"):
+        llm.generate("a", SamplingParams(max_tokens=0, prompt_logprobs=0, constraint=Constraint.regex("a")))
