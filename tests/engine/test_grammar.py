@@ -9,12 +9,15 @@ import threading
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from helpers.allowed import STOPS, accepts, begins, compiler, follow, ids_of
 from helpers.byte_tokenizer import EOS, IM_END, VOCAB_SIZE, byte_tokenizer
 from tierax.engine.constraint import MAX_CHARS, MAX_CHOICES, Constraint, ConstraintError
 from tierax.engine.grammar import CompileLimits, GrammarCompiler
 from tierax.engine.lazy_regex import split_lazy
+from tierax.engine.tokenizer import Tokenizer
 
 GRAMMARS = compiler()
 ARTICLE = r'\{.*?"answer":\s*".*?",\s*"confidence":\s*\d+\}'
@@ -465,6 +468,40 @@ def test_forced_tokens_are_one_mask_at_a_time() -> None:
     assert ids_of(matcher) == set(b"fg")
     with pytest.raises(ConstraintError):
         matcher.advance(ord("x"))
+
+
+def test_forced_tokens_of_a_vocabulary_that_puts_a_space_before_texts() -> None:
+    space = "\u2581"
+    pieces = [
+        "</s>",
+        f"{space}answer",
+        "answer",
+        f"{space}yes",
+        "yes",
+        space,
+        *"aenrswy01,",
+        f"{space}a",
+        "ans",
+    ]
+    pieces += [f"<0x{byte:02X}>" for byte in range(256)]
+    backend = tokenizers.Tokenizer(models.Unigram([(p, -0.1 * i) for i, p in enumerate(pieces)], 0, True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    backend.decoder = decoders.Metaspace(prepend_scheme="always")
+    backend.add_special_tokens([AddedToken("</s>", special=True)])
+    tokenizer = Tokenizer(backend, eos_id=0)
+    assert [pieces[token] for token in tokenizer.encode("answer", add_bos=False)] == [f"{space}answer"]
+    grammars = GrammarCompiler(tokenizer, len(pieces), tokenizer.eos_ids)
+    for pattern, forced in (
+        ("[01]answer[01]", ["answer"]),
+        ("[01] answer, yes[01]", [f"{space}answer", ",", f"{space}yes"]),
+        ("[01]</s>[01]", ["<0x3C>", "<0x2F>", "s", "<0x3E>"]),
+    ):
+        matcher = grammars.compile(Constraint.regex(pattern)).matcher(tokenizer.eos_ids)
+        matcher.advance(pieces.index("0"))
+        assert [pieces[token] for token in matcher.forced] == forced
+        for token in list(matcher.forced):
+            matcher.advance(token)
+        assert {pieces[token] for token in ids_of(matcher)} >= {"0", "1"}
 
 
 # --- the compiler
