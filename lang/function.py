@@ -13,8 +13,9 @@ from .backend import Backend, default_backend
 from .budget import Budget
 from .errors import BackendError, ProgramError, caller
 from .expr import Sampling
+from .family import Family
 from .recording import in_function
-from .state import Family, ProgramState
+from .state import ProgramState
 
 THREADS = 64
 """Programs of a batch that run at the same time, unless said otherwise; they mostly wait."""

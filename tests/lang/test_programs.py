@@ -402,7 +402,7 @@ def test_a_budget_bounds_texts_and_answers(backend: ScriptBackend) -> None:
 
 
 def test_branches_wait_for_each_others_reserves(backend: ScriptBackend) -> None:
-    """Each wants 100 and needs 2: with 130 tokens they come one by one, and none is cut short."""
+    """Each wants 100 and needs 2: with room for one at a time they come one by one, and none is cut short."""
 
     @function
     def wide(s):
@@ -411,7 +411,8 @@ def test_branches_wait_for_each_others_reserves(backend: ScriptBackend) -> None:
         branches += gen("x", max_tokens=100)
         branches.join()
 
-    state = wide.run(max_total_tokens=5 * 8 + 130 - 14)
+    # The text once, and 16 tokens of answers, of which the last must still find 100.
+    state = wide.run(max_total_tokens=5 + 14 + 100)
     assert state["x"] == ["ok"] * 8
     assert all(sampling.max_tokens == 100 for _, sampling, _ in backend.calls)
     assert backend.most_running == 1
