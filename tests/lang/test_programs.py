@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 import time
@@ -247,6 +248,7 @@ def test_schemas_are_json_text(backend: ScriptBackend) -> None:
         (lambda: select("x", ["a", "a"]), "differ"),
         (lambda: "a" + gen("x") + 5, r"not int; numbers .* use str"),  # pyright: ignore
         (lambda: function(lambda: None), "state as the first parameter"),
+        (lambda: function(asyncio.sleep), "without async"),
         (lambda: function(max_total_tokens=0), "max_total_tokens must be"),
     ],
 )
@@ -513,8 +515,6 @@ def test_nothing_is_added_to_a_program_that_has_ended(backend: ScriptBackend) ->
 
 
 def test_closing_the_backend_ends_what_waits(backend: ScriptBackend) -> None:
-    import asyncio
-
     backend.gate = asyncio.Event()
 
     @function

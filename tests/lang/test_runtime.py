@@ -198,6 +198,10 @@ async def test_an_unknown_server_and_a_wrong_key(serve: Serve) -> None:
         await asyncio.to_thread(nowhere.close)
     with pytest.raises(ValueError, match="a URL begins with http"):
         Runtime("localhost:30000")
+    other = Runtime(live.url + "/dashboard", "right")
+    with pytest.raises(ProgramError, match=r"/dashboard has no /tokenize: is it a tierax server\?"):
+        await run(two_turns, backend=other)
+    await asyncio.to_thread(other.close)
 
 
 async def test_the_servers_reasons_are_told(serve: Serve) -> None:
