@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from typing import Any, overload
 
@@ -13,8 +13,9 @@ from .backend import Backend, default_backend
 from .budget import Budget
 from .errors import BackendError, ProgramError, caller
 from .expr import Sampling
+from .family import Family
 from .recording import in_function
-from .state import Family, ProgramState
+from .state import ProgramState
 
 THREADS = 64
 """Programs of a batch that run at the same time, unless said otherwise; they mostly wait."""
@@ -122,13 +123,11 @@ class Function:
     ) -> None:
         futures: list[Future[None]] = []
         for state, args, kwargs in items:
-            future = pool.submit(self._execute_quietly, state, args, kwargs)
-            future.add_done_callback(lambda _: bar.update())
-            if not futures:
+            futures.append(pool.submit(self._execute_quietly, state, args, kwargs))
+            if len(futures) == 1:
                 state.family.first_answer.wait()
-            futures.append(future)
-        for future in futures:
-            future.result()
+        for _ in as_completed(futures):
+            bar.update()
 
     def _execute_quietly(self, state: ProgramState, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
         """Leaves what the program fails by in its state."""
@@ -189,6 +188,10 @@ def function(
 
 def _parameters(body: Callable[..., Any]) -> set[str]:
     """Names of a program's arguments, but for the state. Raises TypeError if there is no place for that."""
+    if inspect.iscoroutinefunction(body):
+        raise TypeError(
+            "a program is a plain function: def f(s, …), without async; streams serve event loops"
+        )
     parameters = list(inspect.signature(body).parameters.values())
     if not parameters or parameters[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise TypeError("a program takes its state as the first parameter: def f(s, …)")

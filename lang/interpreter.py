@@ -86,6 +86,21 @@ class Interpreter:
             case Select():
                 await self._select(expr, next(slots))
 
+    async def branch(self, where: str) -> Transcript:
+        """The transcript for a branch. The text that all branches have is counted here, once."""
+        pending = self.transcript.pending
+        if pending:
+            try:
+                ids = await self._backend.encode_behind(pending, begins=self._begins)
+            except BackendError as error:
+                raise ProgramError(str(error), where) from error
+            self._pay(len(ids), where)
+            self.transcript.paid = len(ids)
+        return self.transcript.copy()
+
+    def _pay(self, tokens: int, where: str) -> None:
+        self._budget.spend(max(0, tokens - self.transcript.paid), where)
+
     def _add(self, text: str) -> None:
         if text:
             self._check_place("a text", self.where)
@@ -155,6 +170,7 @@ class Interpreter:
         choice = Choice(select.choices, means, scores.prompt_tokens, scores.cached_tokens)
         best = choice.best
         transcript.ids, transcript.pending = prompts[select.choices.index(best)], ""
+        transcript.paid = 0
         transcript.note(best)
         slot.show(best)
         slot.fill(best, choice)
@@ -175,7 +191,7 @@ class Interpreter:
         start = len(transcript.ids) + common
         if start < 1:
             raise ProgramError("there must be a text before the choices", select.where)
-        self._budget.spend(common, select.where)
+        self._pay(common, select.where)
         return [transcript.ids + ending for ending in endings], start
 
     async def _know_pending(self, where: str) -> None:
@@ -183,9 +199,9 @@ class Interpreter:
         transcript = self.transcript
         if transcript.pending:
             more = await self._backend.encode_behind(transcript.pending, begins=self._begins)
-            self._budget.spend(len(more), where)
+            self._pay(len(more), where)
             transcript.ids += more
-            transcript.pending = ""
+            transcript.pending, transcript.paid = "", 0
         if not transcript.ids:
             raise ProgramError("there is no text yet that the model could go on from", where)
 

@@ -9,9 +9,10 @@ from .backend import Backend, default_backend
 from .budget import Budget
 from .errors import BackendError, ProgramError
 from .expr import Begin, End, Expr, Message, Sampling, Seq
+from .family import Family
 from .recording import Block, take_recorded
 from .result import Result
-from .state import Family, ProgramState
+from .state import ProgramState
 
 
 def run_recorded(

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .backend import Completion
+from .family import Usage
 from .interpreter import Choice
-from .state import ProgramState, Usage
+from .state import ProgramState
 
 
 class Result(Mapping[str, str]):

@@ -213,6 +213,8 @@ class _Connection:
             raise BackendError(f"{self._url}: {error or type(error).__name__}") from error
 
     async def _refusal(self, response: aiohttp.ClientResponse, path: str) -> BackendError:
+        if response.status == 404:
+            return BackendError(f"{self._url} has no {path}: is it a tierax server?")
         text = await response.text()
         try:
             message = _message(json.loads(text))

@@ -5,138 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 
-from .backend import Backend, Completion, LoopThread
-from .budget import Budget
+from .backend import Completion
+from .branches import Branches
 from .errors import ProgramError, caller
-from .expr import Begin, End, Expr, Message, Sampling, as_expr, named_parts
+from .expr import Begin, End, Expr, Message, as_expr, named_parts
+from .family import Family, Line, Usage, Variable
 from .feed import Feed, Piece
 from .interpreter import Choice, Interpreter
 from .transcript import Transcript
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of a program, all its branches and choices together."""
-
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    cached_tokens: int = 0
-    """Prompt tokens that came out of the cache."""
-
-    @property
-    def computed_tokens(self) -> int:
-        """Prompt tokens that had to be computed."""
-        return self.prompt_tokens - self.cached_tokens
-
-
-class Variable:
-    """A place that the model fills in; known once the backend has come to it."""
-
-    def __init__(self, name: str | None, feed: Feed) -> None:
-        self.name = name
-        self._feed = feed
-        self.value: Future[tuple[str, Completion | Choice]] = Future()
-        self._shown = ""
-
-    def show(self, piece: str) -> None:
-        self._shown += piece
-        self._feed.add(Piece(self.name, piece))
-
-    def fill(self, text: str, meta: Completion | Choice) -> None:
-        self.value.set_result((text, meta))
-        self._feed.add(Piece(self.name, text[len(self._shown) :], last=True))
-
-    def wait(self) -> str:
-        """The text. Raises what the program failed by."""
-        return self.value.result()[0]
-
-    def meta(self) -> Completion | Choice:
-        """How the text came about. Raises what the program failed by."""
-        return self.value.result()[1]
-
-
-class Line:
-    """Does the work of one state in order, in the backend's loop."""
-
-    def __init__(self, loop: LoopThread, cancelled: Callable[[], None]) -> None:
-        """`cancelled` is called if it ends early, whoever ended it."""
-        self._loop = loop
-        self._work: asyncio.Queue[Callable[[], Awaitable[None]] | None] = asyncio.Queue()
-        self._done = loop.submit(self._run())
-        self._done.add_done_callback(lambda done: cancelled() if done.cancelled() else None)
-
-    def put(self, work: Callable[[], Awaitable[None]] | None) -> None:
-        """Something more to do; None: nothing more will come."""
-        self._loop.call(self._work.put_nowait, work)
-
-    def cancel(self) -> None:
-        """Ends at once."""
-        self._done.cancel()
-
-    def join(self) -> None:
-        """Waits for the end, after a `put(None)` or a `cancel`."""
-        with suppress(CancelledError):
-            self._done.result()
-
-    async def _run(self) -> None:
-        while (work := await self._work.get()) is not None:
-            await work()
-
-
-class Family:
-    """The states of one run: the program's own and its branches, with what they share."""
-
-    def __init__(self, backend: Backend, sampling: Sampling, budget: Budget) -> None:
-        self.backend, self.sampling, self.budget = backend, sampling, budget
-        self.first_answer = threading.Event()
-        """Some part of an answer has come, so that the prompt before it is computed; or no answer will."""
-        self._states: list[ProgramState] = []
-        self._lock = threading.Lock()
-
-    def add(self, state: ProgramState) -> None:
-        with self._lock:
-            self._states.append(state)
-
-    def finish(self) -> None:
-        """Waits until all that was added has been carried out. Raises the first error of all states."""
-        for state in self._members():
-            state.line.put(None)
-        for state in self._members():
-            state.line.join()
-        error = next((state.error for state in self._members() if state.error is not None), None)
-        if error is not None:
-            self._members()[0].stop(error)
-        self._ended()
-        if error is not None:
-            raise error
-
-    def cancel(self) -> None:
-        """Ends everything at once."""
-        for state in self._members():
-            state.line.cancel()
-        self._ended()
-
-    def usage(self) -> Usage:
-        metas = [meta for state in self._members() for meta in state.metas]
-        return Usage(
-            sum(meta.prompt_tokens for meta in metas),
-            sum(meta.completion_tokens for meta in metas if isinstance(meta, Completion)),
-            sum(meta.cached_tokens for meta in metas),
-        )
-
-    def _ended(self) -> None:
-        self.first_answer.set()
-        for state in self._members():
-            state.end()
-
-    def _members(self) -> list[ProgramState]:
-        with self._lock:
-            return list(self._states)
 
 
 class ProgramState:
@@ -246,14 +126,26 @@ class ProgramState:
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ProgramError(f"fork takes a number of branches, at least 1, not {size!r}", caller())
         self._check_running()
+        where = caller()
         here: Future[Transcript] = Future()
 
         async def snapshot() -> None:
-            if not here.done():
-                here.set_result(self._interpreter.transcript.copy())
+            if self.error is not None:
+                return
+            try:
+                transcript = await self._interpreter.branch(where)
+            except ProgramError as error:
+                self.stop(error)
+            else:
+                with suppress(InvalidStateError):
+                    here.set_result(transcript)
 
         self._do(snapshot, here)
         return Branches(self, [ProgramState(self.family, here) for _ in range(size)])
+
+    def gather(self, name: str, texts: list[str]) -> None:
+        """The texts that branches have under a name; unless it is one of this state's own, it gives them."""
+        self._gathered[name] = texts
 
     def copy(self) -> ProgramState:
         """One branch."""
@@ -429,41 +321,6 @@ class _Within:
 
     def __exit__(self, *_: object) -> None:
         self._state.add(End(self._role, self._where), self._where)
-
-
-class Branches:
-    """The branches of a fork. Adding to all of them at once: `branches += gen("x")`."""
-
-    def __init__(self, parent: ProgramState, states: list[ProgramState]) -> None:
-        self._parent = parent
-        self._states = states
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-    def __iter__(self) -> Iterator[ProgramState]:
-        return iter(self._states)
-
-    def __getitem__(self, key: int | str) -> Any:
-        """A branch by its number, or a name's texts of all branches."""
-        return self._states[key] if isinstance(key, int) else [state[key] for state in self._states]
-
-    def __setitem__(self, key: int, state: ProgramState) -> None:
-        # What `branches[0] += …` does at its end.
-        if self._states[key] is not state:
-            raise TypeError("a branch cannot be replaced")
-
-    def __iadd__(self, other: Expr | str | Callable[[int], Expr | str]) -> Branches:
-        for number, state in enumerate(self._states):
-            state += other(number) if callable(other) else other
-        return self
-
-    def join(self) -> None:
-        """Waits for all branches; each name of theirs is then, in the state that was forked, the list of their texts."""
-        for state in self._states:
-            state.sync()
-        for name in {name: None for state in self._states for name in state.names()}:
-            self._parent._gathered[name] = [state[name] for state in self._states if name in state]
 
 
 def _settle(future: Future[Any], error: ProgramError | None) -> None:

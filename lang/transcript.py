@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(slots=True)
@@ -13,6 +13,8 @@ class Transcript:
     ids: list[int] = field(default_factory=list)
     pending: str = ""
     """Text behind the ids."""
+    paid: int = 0
+    """Tokens of the pending text that the budget has been told of: it is that of several branches."""
     text: str = ""
     """All of it, chat template and answers included."""
     roles: list[str] = field(default_factory=list)
@@ -24,9 +26,8 @@ class Transcript:
 
     def copy(self) -> Transcript:
         """For a branch."""
-        return Transcript(
-            list(self.ids), self.pending, self.text, list(self.roles), list(self.contents), self.open
-        )
+        lists = {"ids": list(self.ids), "roles": list(self.roles), "contents": list(self.contents)}
+        return replace(self, **lists)
 
     def add(self, text: str) -> None:
         """Adds to the text and to the open message, if there is one."""

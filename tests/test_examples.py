@@ -1,4 +1,4 @@
-"""The HTTP example against a real server over the scripted engine."""
+"""The HTTP examples against a real server over the scripted engine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from helpers.fake_engine import FakeEngine, say
 from helpers.live_server import Live
+from tierax import set_default_backend
 from tierax.serving.config import ServerConfig
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -28,3 +29,35 @@ async def test_chat_stream(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     out = capsys.readouterr().out
     assert out.count("It warns ships.") == len(example["TURNS"])
     assert out.count("prompt tokens from the cache]") == len(example["TURNS"])
+
+
+@pytest.mark.asyncio
+async def test_legal_qa(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    form = '{"answer": "yes", "confidence": 7}'
+    live = await Live.start(FakeEngine(say(form), context_length=20_000), ServerConfig())
+    monkeypatch.setattr(sys, "argv", ["legal_qa.py", live.url])
+    try:
+        example = await asyncio.to_thread(runpy.run_path, str(EXAMPLES / "legal_qa.py"))
+        await asyncio.to_thread(example["main"])
+        await asyncio.to_thread(example["backend"].close)
+    finally:
+        set_default_backend(None)
+        await live.stop()
+    out = capsys.readouterr().out
+    assert out.count(form) == len(example["QUESTIONS"])
+    assert "ended by stop" in out
+    assert len(example["CONTRACT"]) > 6000
+
+
+@pytest.mark.asyncio
+async def test_branches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    live = await Live.start(FakeEngine(say("On Thursday.")), ServerConfig())
+    monkeypatch.setattr(sys, "argv", ["branches.py", live.url])
+    try:
+        example = runpy.run_path(str(EXAMPLES / "branches.py"))
+        await asyncio.to_thread(example["main"])
+    finally:
+        await live.stop()
+    out = capsys.readouterr().out
+    assert out.count("On Thursday.") == len(example["QUESTIONS"])
+    assert "prompt tokens were computed" in out

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,25 @@ def llm(model: Path) -> Iterator[LLM]:
 def _numbers(output: Output) -> tuple[Any, ...]:
     """All of an output that must not depend on the cache."""
     return (output.prompt_token_ids, [(c.text, c.token_ids, c.finish_reason) for c in output.choices])
+
+
+def test_scores_of_a_prompts_end(llm: LLM) -> None:
+    prompt = A_TO_Z * 2
+    params = SamplingParams(max_tokens=0, prompt_logprobs=1)
+    [whole] = llm.generate([prompt], params, use_tqdm=False)
+    [end] = llm.generate([prompt], replace(params, prompt_logprobs_start=40), use_tqdm=False)
+    assert whole.prompt_logprobs is not None
+    assert end.prompt_logprobs is not None
+    assert (whole.cached_tokens, end.cached_tokens) == (0, 36)
+    assert end.prompt_logprobs[:40] == [None] * 40
+    for one, other in zip(whole.prompt_logprobs[40:], end.prompt_logprobs[40:], strict=True):
+        assert one is not None
+        assert other is not None
+        assert other.logprob == pytest.approx(one.logprob, abs=1e-4)
+    [none] = llm.generate([prompt], replace(params, prompt_logprobs_start=90), use_tqdm=False)
+    assert none.prompt_logprobs == [None] * 52
+    with pytest.raises(ParameterError, match="prompt_logprobs_start must be at least 1"):
+        llm.generate([prompt], replace(params, prompt_logprobs_start=0))
 
 
 def test_text_and_ids_are_the_same_prompt(llm: LLM) -> None:

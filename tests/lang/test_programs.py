@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -85,6 +87,20 @@ def test_messages_are_what_the_template_makes_of_them(backend: ScriptBackend) ->
     renders = backend.renders
     chat.run()
     assert backend.renders == renders, "what stands around messages is asked for once"
+
+
+def test_an_assistants_message_begins_as_the_model_begins_its_own() -> None:
+    class Thinks(ScriptBackend):
+        async def render(self, messages: Sequence[Mapping[str, str]], *, answer: bool) -> str:
+            return await super().render(messages, answer=answer) + "(thinks) " * answer
+
+    @function
+    def chat(s):
+        s += user("Hi") + assistant("I say " + gen("a")) + user("So?")
+
+    with Thinks() as thinks:
+        text = chat.run(backend=thinks).text()
+    assert text == "<user>Hi</user>\n<assistant>(thinks) I say ok</assistant>\n<user>So?"
 
 
 def test_all_ways_to_write_a_message_are_the_same(backend: ScriptBackend) -> None:
@@ -247,6 +263,7 @@ def test_schemas_are_json_text(backend: ScriptBackend) -> None:
         (lambda: select("x", ["a", "a"]), "differ"),
         (lambda: "a" + gen("x") + 5, r"not int; numbers .* use str"),  # pyright: ignore
         (lambda: function(lambda: None), "state as the first parameter"),
+        (lambda: function(asyncio.sleep), "without async"),
         (lambda: function(max_total_tokens=0), "max_total_tokens must be"),
     ],
 )
@@ -402,7 +419,7 @@ def test_a_budget_bounds_texts_and_answers(backend: ScriptBackend) -> None:
 
 
 def test_branches_wait_for_each_others_reserves(backend: ScriptBackend) -> None:
-    """Each wants 100 and needs 2: with 130 tokens they come one by one, and none is cut short."""
+    """Each wants 100 and needs 2: with room for one at a time they come one by one, and none is cut short."""
 
     @function
     def wide(s):
@@ -411,7 +428,8 @@ def test_branches_wait_for_each_others_reserves(backend: ScriptBackend) -> None:
         branches += gen("x", max_tokens=100)
         branches.join()
 
-    state = wide.run(max_total_tokens=5 * 8 + 130 - 14)
+    # The text once, and 16 tokens of answers, of which the last must still find 100.
+    state = wide.run(max_total_tokens=5 + 14 + 100)
     assert state["x"] == ["ok"] * 8
     assert all(sampling.max_tokens == 100 for _, sampling, _ in backend.calls)
     assert backend.most_running == 1
@@ -512,8 +530,6 @@ def test_nothing_is_added_to_a_program_that_has_ended(backend: ScriptBackend) ->
 
 
 def test_closing_the_backend_ends_what_waits(backend: ScriptBackend) -> None:
-    import asyncio
-
     backend.gate = asyncio.Event()
 
     @function
@@ -527,6 +543,22 @@ def test_closing_the_backend_ends_what_waits(backend: ScriptBackend) -> None:
     with pytest.raises(ProgramError, match="cancelled"):
         list(state.text_iter())
     assert backend.cancelled == 1
+
+
+def test_what_is_added_after_the_backend_was_closed_fails(backend: ScriptBackend) -> None:
+    closed = threading.Event()
+
+    @function
+    def late(s):
+        closed.wait()
+        s += "a" + gen("x")
+        s["x"]
+
+    state = late.stream()
+    backend.close()
+    closed.set()
+    with pytest.raises(ProgramError, match="cancelled"):
+        list(state.text_iter())
 
 
 # --- batches
@@ -556,7 +588,15 @@ def test_the_first_of_a_batch_computes_the_common_prefix(backend: ScriptBackend)
     def ask(s, n):
         s += "A long common prefix. " + str(n) + gen("a")
 
-    states = ask.run_batch([{"n": n} for n in range(1, 6)])
+    backend.gate = asyncio.Event()
+    with ThreadPoolExecutor() as pool:
+        batch = pool.submit(ask.run_batch, [{"n": n} for n in range(1, 6)])
+        while not backend.running:
+            time.sleep(0.001)
+        time.sleep(0.05)
+        assert len(backend.calls) == 1, "the others wait for its first token"
+        backend.loop.call(backend.gate.set)
+        states = batch.result()
     cached = [state.get_meta_info("a").cached_tokens for state in states]
     assert cached[0] == 0
     assert all(tokens >= 23 for tokens in cached[1:])
