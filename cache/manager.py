@@ -246,7 +246,7 @@ class CacheManager:
             if self.write_policy == "write_through_selective" and self._demotes(node) and self.host.num_pages:
                 self.tiers.unsaved[node] = None
             if self.tiers.unwritten is not None:
-                self.tiers.unwritten[node] = None
+                self.tiers.unwritten[node] = True
         self.tiers.tree.prune(path[0])
 
     # Host pages.

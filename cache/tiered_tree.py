@@ -37,8 +37,8 @@ class TieredTree:
         """Copies that are owed, in order."""
         self.unsaved: dict[Node, None] = {}
         """Nodes that the write policy wants on the host, oldest first."""
-        self.unwritten: dict[Node, None] | None = None
-        """Nodes that the disk should have, or hear of a use of, oldest first; None when there is no disk."""
+        self.unwritten: dict[Node, bool] | None = None
+        """Nodes that the disk should have, oldest first, and whether it is to hear of a use; None when there is no disk."""
         self.demotes: Callable[[Node], bool] = lambda _: False
         """Whether the host is to take over a node that the device evicts."""
         self._clock = clock
@@ -170,7 +170,7 @@ class TieredTree:
                 self.host.put(step, rows[: len(pages)], use)
                 del rows[: len(pages)]
                 if self.unwritten is not None:
-                    self.unwritten[step] = None
+                    self.unwritten.setdefault(step, False)
         self.host.unlock(path)
         return len(path) == 1 or len(node.runs[HOST].pages) >= len(node.runs[DEVICE].pages)
 

@@ -7,7 +7,7 @@ what exceeds the bound stays noted, and goes when there is room again, if it is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .disk.index import DiskIndex
@@ -195,44 +195,53 @@ class Writer:
                 self._crowded = True
                 break
             if node in noted:
-                del noted[node]
-                if not self._write(node):
-                    noted[node] = None
+                used = noted.pop(node)
+                if not self._write(node, used=used):
+                    noted[node] = False
 
-    def _write(self, node: Node) -> bool:
+    def _write(self, node: Node, *, used: bool) -> bool:
         """Writes what the disk lacks of a path and the host has, heads first; False if some of it has to wait.
 
-        What is stored already counts as used.
+        `used`: a request has used it, so what is stored already counts as used.
         """
         index = self._index
         assert index is not None
         path = node.path()[1:]
-        keys = [key for step in path for key in step.names(0, step.size)]
         use = self._cache.tiers.use()
-        stored = index.match(keys)
-        index.touch(keys[:stored], use)
+        if used:
+            index.touch([key for step in path for key in step.names(0, step.size)], use)
+        known = self._known_pages(path)
         on_host = sum(len(step.runs[HOST].pages) for step in path)
-        wanted: list[int] = []
+        wanted: list[PageKey] = []
         complete = True
-        for page in range(stored, on_host):
-            if keys[page] in index:
-                continue
+        for key in _names_between(path, known, on_host):
             if self._pages_in_flight + len(wanted) >= self._most_pages:
                 complete = False
                 break
-            victims = index.reserve(keys[page], self._record_bytes, use)
+            victims = index.reserve(key, self._record_bytes, use)
             if victims is None:
                 break
             self._mover.delete(victims)
-            wanted.append(page)
+            wanted.append(key)
         if wanted:
             hold = self._cache.hold_down_to(node)
-            rows = self._cache.rows(hold, 0, on_host)
-            names = [keys[page] for page in wanted]
-            move = self._mover.write(names, [rows[page] for page in wanted])
-            self._writes[move] = _Write(names, hold, set(range(len(names))))
-            self._pages_in_flight += len(names)
+            rows = self._cache.rows(hold, known, known + len(wanted))
+            move = self._mover.write(wanted, rows)
+            self._writes[move] = _Write(wanted, hold, set(range(len(wanted))))
+            self._pages_in_flight += len(wanted)
         return complete
+
+    def _known_pages(self, path: Sequence[Node]) -> int:
+        """Leading pages of a path that the disk has, or is being given. No page is there without its heads, so this looks
+        from the end: an answer that grows page by page is not walked from its start each time."""
+        assert self._index is not None
+        for step in reversed(path):
+            keys = step.names(0, step.size)
+            if keys[0] in self._index:
+                return step.start + next(
+                    (i for i, key in enumerate(keys) if key not in self._index), step.size
+                )
+        return 0
 
     def _has_space(self, now: float) -> bool:
         """Looks at the file system now and then: what was deleted must be free before the next look."""
@@ -262,4 +271,11 @@ class Writer:
     def _note_again(self, hold: Hold) -> None:
         noted = self._cache.tiers.unwritten
         if hold.node is not None and hold.node.parent is not None and noted is not None:
-            noted[hold.node] = None
+            noted[hold.node] = False
+
+
+def _names_between(path: Sequence[Node], first: int, last: int) -> Iterator[PageKey]:
+    """Of the pages `[first, last)` of a path."""
+    for step in path:
+        if step.end > first and step.start < last:
+            yield from step.names(max(first - step.start, 0), min(last, step.end) - step.start)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from .reading import ReadPart
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     Mask = NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
-    """One request's share of a step: positions `[start, start + count)` are computed.
+    """One request's share of a step: positions `[start, start + count)` are computed. Nobody changes it; that it is not
+    frozen makes it three times as cheap, and there is one for every token.
 
     `sample` rows end at the request's last known (or in-flight) token and yield one new token. `read` are the positions
     that the request's reading wants of this row.
@@ -42,20 +43,20 @@ class StepPlan:
     step: int
     chunks: tuple[Row, ...]
     decodes: tuple[Row, ...]
+    rows: tuple[Row, ...] = field(init=False)
+    """Both."""
+    sampling: tuple[Row, ...] = field(init=False)
+    """The rows that yield a token."""
 
-    @property
-    def rows(self) -> tuple[Row, ...]:
-        return self.chunks + self.decodes
-
-    @property
-    def sampling(self) -> tuple[Row, ...]:
-        """The rows that yield a token."""
-        return tuple(row for row in self.rows if row.sample)
+    def __post_init__(self) -> None:
+        rows = self.chunks + self.decodes
+        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "sampling", tuple([row for row in rows if row.sample]))
 
     @property
     def constrained(self) -> bool:
         """A token of it has a constraint: nothing can be sampled before the tokens of all earlier steps are known."""
-        return any(row.sample and row.request.matcher is not None for row in self.rows)
+        return any(row.request.matcher is not None for row in self.sampling)
 
     @property
     def num_tokens(self) -> int:

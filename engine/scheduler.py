@@ -87,14 +87,14 @@ class Scheduler:
         rows = [row for row in (*chunks, *decodes) if row.request.status is Status.RUNNING]
         if not rows:
             return None
-        rows = [_with_reading(row) for row in rows]
+        rows = [row if row.request.reading is None else _with_reading(row) for row in rows]
         for row in rows:
             row.request.num_computed = row.start + row.count
             row.request.in_flight += row.sample
         return StepPlan(
             self._step,
-            chunks=tuple(row for row in rows if row.count > 1),
-            decodes=tuple(row for row in rows if row.count == 1),
+            chunks=tuple([row for row in rows if row.count > 1]),
+            decodes=tuple([row for row in rows if row.count == 1]),
         )
 
     def _prefill_share(self, budget: int) -> int:
@@ -407,8 +407,8 @@ def _remaining(request: Request) -> int:
 
 
 def _with_reading(row: Row) -> Row:
-    reading = row.request.reading
-    return row if reading is None else replace(row, read=claim(reading, row.start, row.start + row.count))
+    assert row.request.reading is not None
+    return replace(row, read=claim(row.request.reading, row.start, row.start + row.count))
 
 
 def _tokens(rows: Iterable[Row]) -> int:

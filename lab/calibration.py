@@ -10,7 +10,6 @@ Steps are padded to buckets as the engine pads them. The engine's own work is in
 from __future__ import annotations
 
 import json
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -154,6 +153,8 @@ def _pair_seconds(prefill: Sequence[tuple[int, float]], limit: int) -> float:
 
 
 def _curve(points: dict[int, float]) -> Curve:
-    sizes = tuple(points)
-    assert bisect_left(sizes, sizes[-1]) == len(sizes) - 1, "sizes in order"
-    return Curve(sizes, tuple(points.values()))
+    """A larger step is never faster; where it was measured to be, something else took the machine's time before."""
+    seconds = list(points.values())
+    for i in range(len(seconds) - 2, -1, -1):
+        seconds[i] = min(seconds[i], seconds[i + 1])
+    return Curve(tuple(points), tuple(seconds))

@@ -86,7 +86,8 @@ class Setup:
 
     def device_pages(self) -> int:
         """Raises `LabError`, with the numbers, where the model leaves no room for a page."""
-        memory, weights = self.device.memory_bytes * self.devices, self.work.weight_bytes
+        memory = self.device.memory_bytes * self.devices
+        weights = self.model.num_parameters() * self.device.weight_bytes
         wanted = self.device_bytes
         if wanted is None:
             wanted = int((memory - weights) * POOL_SHARE)

@@ -41,14 +41,12 @@ class SimExecutor:
     def submit(self, plan: StepPlan) -> None:
         sampled = []
         answers, made_up = self._answers, self._made_up
-        for row in plan.rows:
-            if row.sample:
-                request = row.request
-                at = row.start + row.count - request.num_prompt
-                answer = answers[request]
-                if request.num_prompt + at + 1 == request.max_total:
-                    self.ending.append(request)
-                sampled.append(Sampled(answer[at], 0.0) if at < len(answer) else made_up[request])
+        for row in plan.sampling:
+            request, end = row.request, row.start + row.count
+            if end + 1 == request.max_total:
+                self.ending.append(request)
+            answer, at = answers[request], end - request.num_prompt
+            sampled.append(Sampled(answer[at], 0.0) if at < len(answer) else made_up[request])
         # The engine's thread prepares a step before the device has it; meanwhile the device does the step before.
         self._clock.now += self._cost.host_seconds(plan)
         seconds = self._cost.device_seconds(plan)
