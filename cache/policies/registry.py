@@ -9,6 +9,7 @@ from types import ModuleType
 
 from .fifo import FIFO
 from .greedy_dual import GDSF, LFU
+from .hazard import Hazard
 from .lru import LRU
 from .policy import Evictable, EvictionPolicy, Use
 from .s3fifo import S3FIFO
@@ -25,6 +26,7 @@ POLICIES: dict[str, type[EvictionPolicy]] = {
     "s3fifo": S3FIFO,
     "gdsf": GDSF,
     "ttl": TTL,
+    "hazard": Hazard,
 }
 
 

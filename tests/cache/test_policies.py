@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -9,8 +11,10 @@ import pytest
 
 from helpers import flat_cache
 from helpers.flat_cache import FlatCache, Item, mixed_trace
+from tierax.cache.manager import CacheManager
 from tierax.cache.policies.fifo import FIFO
 from tierax.cache.policies.greedy_dual import GDSF, LFU
+from tierax.cache.policies.hazard import Hazard
 from tierax.cache.policies.lru import LRU
 from tierax.cache.policies.registry import POLICIES, EvictionPolicy, Use, load_policy
 from tierax.cache.policies.s3fifo import S3FIFO
@@ -151,6 +155,58 @@ def test_units_of_time(option: str, seconds: float) -> None:
     assert policy.expires(item) == 1000.0 + seconds
 
 
+@pytest.mark.parametrize(("name", "hits"), [("hazard", 1287), ("hazard=cold", 1256)])
+def test_golden_hits_of_what_learns(name: str, hits: int) -> None:
+    """No reference but itself: what it did when it was measured, an access a second."""
+    assert sum(FlatCache(load_policy(name), capacity=50).run(mixed_trace(seed=7))) == hits
+
+
+def conversations(seed: int, requests: int = 1500) -> list[tuple[float, array[int]]]:
+    """Arrivals and tokens. One prompt in fifty begins a conversation that goes on, a minute later each time; the others never
+    come back, and are known by their length.
+    """
+    rng = random.Random(seed)
+    fresh = iter(range(1, 10_000_000))
+    waiting: list[tuple[float, list[int]]] = []
+    found: list[tuple[float, array[int]]] = []
+    for number in range(requests):
+        now = float(number)
+        if waiting and waiting[0][0] <= now:
+            _, tokens = waiting.pop(0)
+            tokens = [*tokens, next(fresh)]
+        else:
+            goes_on = rng.random() < 0.02
+            tokens = [0, *(next(fresh) for _ in range(5 if goes_on else 20))]
+        if len(tokens) < 20:
+            waiting.append((now + 60, tokens))
+        found.append((now, array("i", tokens)))
+    return found
+
+
+def served(name: str, requests: list[tuple[float, array[int]]], pages: int) -> int:
+    """Pages that were hit, of one token each, by the production cache under a policy."""
+    arrival = [0.0]
+    cache = CacheManager(pages, 1, load_policy(name), clock=lambda: arrival[0])
+    hits = 0
+    for arrival[0], tokens in requests:
+        lease = cache.open(b"", tokens, len(tokens))
+        hits += lease.num_shared
+        assert cache.grow(lease, len(tokens))
+        cache.commit(lease, tokens, len(tokens))
+        cache.release(lease)
+    cache.check()
+    return hits
+
+
+def test_hazard_learns_what_comes_back_and_when() -> None:
+    """LRU holds 400 pages for twenty seconds or so, what comes back does so after sixty: it hits the head alone."""
+    requests = conversations(seed=5)
+    lru, cold = served("lru", requests, 400), served("hazard=cold", requests, 400)
+    everything = served("lru", requests, 100_000)
+    assert lru < 0.5 * everything
+    assert cold > 0.95 * everything
+
+
 ALL = [*(name for name in POLICIES if name != "ttl"), "ttl=1h"]
 
 
@@ -246,6 +302,7 @@ def test_registered_names() -> None:
         "s3fifo": S3FIFO,
         "gdsf": GDSF,
         "ttl": TTL,
+        "hazard": Hazard,
     }
     assert load_policy("lru") is not load_policy("lru")
 
@@ -271,7 +328,7 @@ def test_a_users_own_policy(workdir: Path, module: str) -> None:
     [
         (
             "lfru",
-            "unknown eviction policy 'lfru': choose one of fifo, gdsf, lfu, lru, s3fifo, slru, ttl, or give",
+            "unknown eviction policy 'lfru': choose one of fifo, gdsf, hazard, lfu, lru, s3fifo, slru, ttl, or give",
         ),
         ("lfru=3", "unknown eviction policy 'lfru=3'"),
         ("lru=3", "eviction policy 'lru=3': it takes no option"),
@@ -285,6 +342,7 @@ def test_a_users_own_policy(workdir: Path, module: str) -> None:
         ("gdsf=deep", "'gdsf=deep': the option is the depth in pages at which attention costs as much"),
         ("gdsf=0", "the option is the depth in pages"),
         ("gdsf=", "the option is the depth in pages"),
+        ("hazard=warm", "'hazard=warm': the only option is cold"),
         ("absent:Policy", "no module or file 'absent.py'"),
         ("absent/dir/file.py:Policy", "no module or file 'absent/dir/file.py'"),
         (":Policy", "not the name of a module"),
