@@ -133,7 +133,7 @@ class AnswerGrammar:
         assert self.format is not None
         name = lark_text(json.dumps(function["name"]))
         key = lark_text(json.dumps(self.format.arguments))
-        arguments = lark_json(self._arguments(function))
+        arguments = _json(self._param(number), self._arguments(function))
         return f'function_{number}: "{{" "\\"name\\"" ": " {name} ", " {key} ": " {arguments} "}}"'
 
     def _arguments(self, function: dict[str, Any]) -> dict[str, Any]:
@@ -162,12 +162,15 @@ class AnswerGrammar:
         ids = self.special_ids([tag])
         return f"<[{min(ids)}]>" if ids else lark_text(tag)
 
+    def _param(self, number: int) -> str:
+        return f"tools[{number}]{self.parameters}"
+
     def _parts(self, asked: AnswerForm | None) -> tuple[tuple[str, Constraint], ...]:
         parts = [] if asked is None else [(asked.param, asked.constraint)]
         for i, tool in enumerate(self.tools):
             if self.format is None or not self._on_offer(tool) or not self._held_to_schema(tool["function"]):
                 continue
-            param = f"tools[{i}]{self.parameters}"
+            param = self._param(i)
             try:
                 parts.append((param, Constraint.json_schema(self._arguments(tool["function"]))))
             except ConstraintError as error:
@@ -182,12 +185,19 @@ def _answer(asked: AnswerForm) -> list[str]:
         return ["answer: " + " | ".join(map(lark_text, value))]
     match asked.constraint.kind:
         case "json_schema":
-            return ["answer: " + lark_json(json.loads(value))]
+            return ["answer: " + _json(asked.param, json.loads(value))]
         case "json_object":
-            return ["answer: " + lark_json({"type": "object"})]
+            return ["answer: " + _json(asked.param, {"type": "object"})]
         case kind:
             assert kind == "regex"
             return _answer_regex(value)
+
+
+def _json(param: str, schema: dict[str, Any]) -> str:
+    try:
+        return lark_json(schema)
+    except ConstraintError as error:
+        raise refused(param, error) from None
 
 
 def _answer_regex(pattern: str) -> list[str]:
