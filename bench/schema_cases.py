@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .schemas import FORMATS, InstanceMaker, Schema, drawn_schemas, referred
+from .schema_values import InstanceMaker, referred
+from .schemas import FORMATS, Schema, drawn_schemas
 
 DRAWS, NEAR = 5, 2
 """Values drawn for each schema, and how often each of them is changed a little."""

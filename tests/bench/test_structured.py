@@ -24,7 +24,17 @@ jsonschema: Any = importlib.import_module("jsonschema")
 ALL = len(KEYWORDS)
 REFUSED = {
     *("contains", "propertyNames", "dependentRequired", "dependentSchemas", "unevaluatedProperties"),
-    *("uniqueItems", "unevaluatedItems", "not", "else", "$ref", "oneOf", "json_schema", "required"),
+    *(
+        "uniqueItems",
+        "unevaluatedItems",
+        "not",
+        "else",
+        "$ref",
+        "oneOf",
+        "minProperties",
+        "json_schema",
+        "required",
+    ),
 }
 """What cannot be enforced; the last two stand for schemas that nothing fits."""
 
@@ -44,7 +54,7 @@ class Lenient(FakeEngine):
 
 
 class Severe(FakeEngine):
-    """Takes every bound for a lower one."""
+    """Takes integers only."""
 
     def compile_constraint(self, constraint: Constraint) -> Compiled:
         assert isinstance(constraint.value, str)
