@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .constraint import Constraint, ConstraintError
-from .lark import json_options, lark_json, lark_regex, lark_text
+from .lark import ascii_digits, json_options, lark_json, lark_regex, lark_text
 from .lazy_regex import split_lazy
 from .tokenizer import Tokenizer
 
@@ -300,14 +300,10 @@ def _json_schema(schema: dict[str, Any]) -> str:
     return LLMatcher.grammar_from_json_schema(schema, overrides=options)
 
 
-_ESCAPED = re.compile(r"\\.", re.DOTALL)
-"""Of which `\\d` are ASCII's digits: other scripts' are of no use to who reads numbers, and each version of Unicode has more."""
-
-
 def _regex(pattern: str, start: Start) -> str:
     from llguidance import LLMatcher
 
-    pattern = _ESCAPED.sub(lambda found: "[0-9]" if found.group() == r"\d" else found.group(), pattern)
+    pattern = ascii_digits(pattern)
     whole = LLMatcher.grammar_from_regex(pattern)
     parts = split_lazy(pattern)
     if parts is None:

@@ -21,6 +21,15 @@ _JSON_OPTIONS: dict[str, Any] = {
 }
 
 
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+"""Of which `\\d` are ASCII's digits: other scripts' are of no use to who reads numbers, and each version of Unicode has more."""
+
+
+def ascii_digits(pattern: str) -> str:
+    """A pattern whose `\\d` are 0 to 9."""
+    return _ESCAPED.sub(lambda found: "[0-9]" if found.group() == r"\d" else found.group(), pattern)
+
+
 def json_options(schema: dict[str, Any]) -> dict[str, Any]:
     """How llguidance is to read a schema, which is prepared for it. Raises `ConstraintError` for what would slip by."""
     # Without "u" a key has one spelling only.

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ...engine.constraint import Constraint, ConstraintError
-from ...engine.lark import lark_escaped, lark_json, lark_regex, lark_text
+from ...engine.lark import ascii_digits, lark_escaped, lark_json, lark_regex, lark_text
 from ...engine.lazy_regex import split_lazy
 from ..http.errors import bad_request
 from ..parsers.reasoning import CLOSE, OPEN
 from ..parsers.tools import ToolFormat
-from .answer_form import AnswerForm, refused
+from .answer_form import AnswerForm, make_form, refused
 from .tool_fields import ToolChoice
 
 _ANY = r"/(.|\n)*/"
@@ -57,7 +57,8 @@ class AnswerGrammar:
             rules = self._body(asked)
         text = "\n".join([*rules, *self._calls()]) if self.format is not None else "\n".join(rules)
         param = asked.param if asked is not None else "tool_choice" if self._forced else "tools"
-        return AnswerForm(Constraint.grammar(text), param, self._parts(asked))
+        form = make_form(param, lambda: Constraint.grammar(text))
+        return replace(form, parts=self._parts(asked))
 
     @property
     def _forced(self) -> bool:
@@ -190,7 +191,7 @@ def _answer(asked: AnswerForm) -> list[str]:
             return ["answer: " + _json(asked.param, {"type": "object"})]
         case kind:
             assert kind == "regex"
-            return _answer_regex(value)
+            return _answer_regex(ascii_digits(value))
 
 
 def _json(param: str, schema: dict[str, Any]) -> str:
