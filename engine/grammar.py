@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .constraint import Constraint, ConstraintError
-from .json_schema import prepare
+from .lark import ascii_digits, json_options, lark_json, lark_regex, lark_text
 from .lazy_regex import split_lazy
 from .tokenizer import Tokenizer
 
@@ -24,19 +24,9 @@ if TYPE_CHECKING:
 
     Start = Callable[[str], LLMatcher]
 
-JSON_SPACE = r" |\n {0,16}"
-"""White space that may stand once between two JSON tokens, and neither before nor after the whole: enough for usual
-indentation, and no room for a model that says nothing else."""
 WORDS = "[a-zA-Z ]{1,15}"
 """Tokens of this kind, most of many vocabularies, are allowed or not as one wherever that can be told: a mask of a pattern
 like `[a-zA-Z ,.]{80}` takes 30 us instead of 700."""
-_JSON_OPTIONS: dict[str, Any] = {
-    "whitespace_flexible": True,
-    "whitespace_pattern": JSON_SPACE,
-    # A keyword that is not enforced is refused, whatever the schema itself asks for.
-    "lenient": False,
-    "coerce_one_of": False,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +312,7 @@ def _bits(ids: Iterable[int], width: int) -> NDArray[np.int32]:
 def _grammar(constraint: Constraint, start: Start) -> str:
     value = constraint.value
     if isinstance(value, tuple):
-        return _lark("start: " + " | ".join(map(_quoted, value)))
+        return _lark("start: " + " | ".join(map(lark_text, value)))
     match constraint.kind:
         case "regex":
             return _regex(value, start)
@@ -346,28 +336,14 @@ def _lark(text: str) -> str:
 def _json_schema(schema: dict[str, Any]) -> str:
     from llguidance import LLMatcher
 
-    options: Any = _json_options(schema)
+    options: Any = json_options(schema)
     return LLMatcher.grammar_from_json_schema(schema, overrides=options)
-
-
-def _json_options(schema: dict[str, Any]) -> dict[str, Any]:
-    # Without "u" a key has one spelling only.
-    escapes = (
-        {"json_allow_general_unicode_escapes": True}
-        if prepare(schema)
-        else {"json_allowed_escapes": r'"\nrtbf'}
-    )
-    return _JSON_OPTIONS | escapes
-
-
-_ESCAPED = re.compile(r"\\.", re.DOTALL)
-"""Of which `\\d` are ASCII's digits: other scripts' are of no use to who reads numbers, and each version of Unicode has more."""
 
 
 def _regex(pattern: str, start: Start) -> str:
     from llguidance import LLMatcher
 
-    pattern = _ESCAPED.sub(lambda found: "[0-9]" if found.group() == r"\d" else found.group(), pattern)
+    pattern = ascii_digits(pattern)
     whole = LLMatcher.grammar_from_regex(pattern)
     parts = split_lazy(pattern)
     if parts is None:
@@ -377,16 +353,10 @@ def _regex(pattern: str, start: Start) -> str:
     head, tail = parts
     if start(LLMatcher.grammar_from_regex(head)).is_accepting():
         return LLMatcher.grammar_from_regex(tail)
-    rules = f"start: head\nhead[lazy]: {_as_terminal(head)}"
+    rules = f"start: head\nhead[lazy]: {lark_regex(head)}"
     if tail:
-        rules = f"start: head tail\nhead[lazy]: {_as_terminal(head)}\ntail: {_as_terminal(tail)}"
+        rules = f"start: head tail\nhead[lazy]: {lark_regex(head)}\ntail: {lark_regex(tail)}"
     return _lark(rules)
-
-
-def _as_terminal(pattern: str) -> str:
-    from llguidance import regex_to_lark
-
-    return f"/{regex_to_lark(pattern, '')}/"
 
 
 def _as_lark(text: str) -> str:
@@ -403,15 +373,14 @@ def _tagged(value: dict[str, Any]) -> str:
     rules = ["TEXT: /(.|\\n)*/"]
     tags = []
     for number, trigger in enumerate(value["triggers"]):
-        rules.append(f"trigger_{number}[lazy]: TEXT {_quoted(trigger)}")
+        rules.append(f"trigger_{number}[lazy]: TEXT {lark_text(trigger)}")
     for number, tag in enumerate(value["tags"]):
         begin = tag["begin"]
         trigger = min((t for t in value["triggers"] if begin.startswith(t)), key=len)
         parts = [f"trigger_{value['triggers'].index(trigger)}"]
-        parts += [_quoted(begin[len(trigger) :])] if len(begin) > len(trigger) else []
-        schema = tag["schema"]
-        parts.append("%json " + json.dumps(schema | {"x-guidance": _json_options(schema)}))
-        parts += [_quoted(tag["end"])] if tag["end"] else []
+        parts += [lark_text(begin[len(trigger) :])] if len(begin) > len(trigger) else []
+        parts.append(lark_json(tag["schema"]))
+        parts += [lark_text(tag["end"])] if tag["end"] else []
         rules.append(f"tag_{number}: {' '.join(parts)}")
         tags.append(f"tag_{number}")
     any_tag = f"({' | '.join(tags)})"
@@ -420,10 +389,6 @@ def _tagged(value: dict[str, Any]) -> str:
     else:
         start = f"{any_tag}+" if value["at_least_one"] else f"{any_tag}* TEXT"
     return _lark("\n".join([f"start: {start}", *rules]))
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _chars(constraint: Constraint) -> int:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ...engine.constraint import Constraint, ConstraintError
-from ...engine.lark import lark_escaped, lark_json, lark_regex, lark_text
+from ...engine.lark import ascii_digits, lark_escaped, lark_json, lark_regex, lark_text
 from ...engine.lazy_regex import split_lazy
 from ..http.errors import bad_request
 from ..parsers.reasoning import CLOSE, OPEN
 from ..parsers.tools import ToolFormat
-from .answer_form import AnswerForm, refused
+from .answer_form import AnswerForm, make_form, refused
 from .tool_fields import ToolChoice
 
 _ANY = r"/(.|\n)*/"
@@ -57,7 +57,8 @@ class AnswerGrammar:
             rules = self._body(asked)
         text = "\n".join([*rules, *self._calls()]) if self.format is not None else "\n".join(rules)
         param = asked.param if asked is not None else "tool_choice" if self._forced else "tools"
-        return AnswerForm(Constraint.grammar(text), param, self._parts(asked))
+        form = make_form(param, lambda: Constraint.grammar(text))
+        return replace(form, parts=self._parts(asked))
 
     @property
     def _forced(self) -> bool:
@@ -133,7 +134,7 @@ class AnswerGrammar:
         assert self.format is not None
         name = lark_text(json.dumps(function["name"]))
         key = lark_text(json.dumps(self.format.arguments))
-        arguments = lark_json(self._arguments(function))
+        arguments = _json(self._param(number), self._arguments(function))
         return f'function_{number}: "{{" "\\"name\\"" ": " {name} ", " {key} ": " {arguments} "}}"'
 
     def _arguments(self, function: dict[str, Any]) -> dict[str, Any]:
@@ -162,12 +163,15 @@ class AnswerGrammar:
         ids = self.special_ids([tag])
         return f"<[{min(ids)}]>" if ids else lark_text(tag)
 
+    def _param(self, number: int) -> str:
+        return f"tools[{number}]{self.parameters}"
+
     def _parts(self, asked: AnswerForm | None) -> tuple[tuple[str, Constraint], ...]:
         parts = [] if asked is None else [(asked.param, asked.constraint)]
         for i, tool in enumerate(self.tools):
             if self.format is None or not self._on_offer(tool) or not self._held_to_schema(tool["function"]):
                 continue
-            param = f"tools[{i}]{self.parameters}"
+            param = self._param(i)
             try:
                 parts.append((param, Constraint.json_schema(self._arguments(tool["function"]))))
             except ConstraintError as error:
@@ -182,12 +186,19 @@ def _answer(asked: AnswerForm) -> list[str]:
         return ["answer: " + " | ".join(map(lark_text, value))]
     match asked.constraint.kind:
         case "json_schema":
-            return ["answer: " + lark_json(json.loads(value))]
+            return ["answer: " + _json(asked.param, json.loads(value))]
         case "json_object":
-            return ["answer: " + lark_json({"type": "object"})]
+            return ["answer: " + _json(asked.param, {"type": "object"})]
         case kind:
             assert kind == "regex"
-            return _answer_regex(value)
+            return _answer_regex(ascii_digits(value))
+
+
+def _json(param: str, schema: dict[str, Any]) -> str:
+    try:
+        return lark_json(schema)
+    except ConstraintError as error:
+        raise refused(param, error) from None
 
 
 def _answer_regex(pattern: str) -> list[str]:

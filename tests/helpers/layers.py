@@ -77,6 +77,8 @@ RULES = (
     Rule("bench.cache_engine", ("", *_under("bench", "engine"), "cache.radix_tree")),
     # The real engine on the lab's traces.
     Rule("bench.replay", ("", "engine.request", *_under("bench", "lab"))),
+    Rule("bench.schema_trial", ("", *_under("bench"), "engine.constraint")),
+    Rule("bench.structured", ("", *_under("bench"), "engine.llm", "engine.request", "engine.constraint")),
     Rule("bench.peers*", ("", *_under("bench"), "models.source")),
     Rule(
         "bench*",

@@ -12,10 +12,14 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from helpers.batch_client import create, finished, jsonl, line, lines_of
 from helpers.byte_tokenizer import VOCAB_SIZE
 from helpers.chat_templates import HERMES_TEMPLATE, LLAMA3_TEMPLATE
 from helpers.fake_engine import FakeEngine, say
 from helpers.live_server import CHAT, COMPLETIONS, MESSAGES, Live
+from helpers.tiny_text_model import write_tiny_text_model
+from tierax.engine.config import EngineConfig
+from tierax.engine.engine import Engine
 
 pytestmark = pytest.mark.asyncio
 
@@ -142,6 +146,54 @@ async def test_other_protocols(serve):
     ):
         _, answer = await live.post("/generate", {"text": "Hi", "sampling_params": fields | {"n": 2}})
         assert [one["text"] for one in answer] == [text] * 2
+
+
+async def test_lines_of_a_batch(serve):
+    live = await serve(say("7"))
+    lines = [line("held", regex="[0-9]"), line("bad", regex="[a-"), line("free")]
+    batch = await finished(live, (await create(live, jsonl(lines)))["id"])
+    (told,) = await lines_of(live, batch["error_file_id"])
+    assert (told["custom_id"], told["response"]["body"]["error"]["param"]) == ("bad", "regex")
+    texts = {
+        x["custom_id"]: x["response"]["body"]["choices"][0]["text"]
+        for x in await lines_of(live, batch["output_file_id"])
+    }
+    assert texts == {"held": "7", "free": "7"}
+
+
+async def test_a_real_engine_with_a_random_model(serve, tmp_path):
+    """A model that knows nothing keeps to every form, and what is beside it in the batch is left as it was."""
+    write_tiny_text_model(tmp_path / "model")
+    options = {"max_num_seqs": 4, "skip_warmup": True, "host_cache_size": 0, "context_length": 512}
+    live = await serve(engine=Engine(EngineConfig.create(str(tmp_path / "model"), **options)))
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"enum": [1, 22]},
+            "b": {"type": "string", "maxLength": 5},
+            "c": {"type": "boolean"},
+        },
+        "required": ["a", "b", "c"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    alone = await live.complete(max_tokens=30, seed=3)
+    jumped = 0
+    for logprobs in (False, True):
+        held = live.chat(response_format=form, n=3, logprobs=logprobs, max_tokens=200, seed=3)
+        answer, beside = await asyncio.gather(held, live.complete(max_tokens=30, seed=3))
+        for choice in answer["choices"]:
+            assert choice["finish_reason"] == "stop"
+            found = json.loads(choice["message"]["content"])
+            assert list(found) == ["a", "b", "c"]
+            assert found["a"] in (1, 22)
+            assert len(found["b"]) <= 5
+        assert beside["choices"][0]["text"] == alone["choices"][0]["text"]
+        # Every token of an answer with log-probs is sampled.
+        seen = await live.metrics()
+        assert (seen["tierax_jumped_tokens_total"] > jumped) != logprobs
+        jumped = seen["tierax_jumped_tokens_total"]
+    assert seen["tierax_constrained_tokens_total"] >= 6 * 20
 
 
 # --- tools

@@ -17,6 +17,7 @@ BENCHMARKS = {
     "perplexity": "what the dtypes of weights and stored KV cost in quality, on a fixed text",
     "replay": "a trace on the real engine in real time, for comparison with tierax lab run",
     "radix": "host time of the prefix tree and the page allocator",
+    "structured": "constrained answers: whether they fit schemas of every keyword, and what they cost",
 }
 """Name -> summary; each is a module of `tierax.bench` with `main(argv) -> int`."""
 
