@@ -72,14 +72,14 @@ class PromptReader:
 
     def finish(self, pending: Pending, rows: Sequence[Row]) -> list[ReadPart]:
         """Waits for what `start` dispatched for the same rows: a part for each that asked, in order."""
-        parts: dict[Row, ReadPart] = {}
+        parts: dict[int, ReadPart] = {}  # by identity: rows are not hashable
         if pending.scored:
-            parts |= zip((share.row for share in pending.scored), _logprobs(pending), strict=True)
+            parts |= zip((id(share.row) for share in pending.scored), _logprobs(pending), strict=True)
         if pending.summed:
             sums = np.sum([np.asarray(piece, np.float64) for piece in pending.sums], axis=0)
             for share, total in zip(pending.summed, sums, strict=False):
-                parts[share.row] = HiddenSum(len(share.row.read), total)
-        return [parts[row] for row in rows if row.read]
+                parts[id(share.row)] = HiddenSum(len(share.row.read), total)
+        return [parts[id(row)] for row in rows if row.read]
 
     def warm_up_take(self, hidden_td: jax.Array) -> list[jax.Array]:
         """Compiles what hidden states of this shape need; returns pieces of both sizes."""

@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple, Self
 
-from .hazard_table import HazardTable
 from .policy import Evictable, EvictionPolicy, Use
 
 TURNS, SIZES, PAUSES = 5, 4, 3
@@ -69,6 +68,9 @@ class Hazard(EvictionPolicy):
     lanes = KINDS + 1
 
     def __init__(self, *, cold: bool = False) -> None:
+        # Here, so that whoever only names policies does without NumPy.
+        from .hazard_table import HazardTable
+
         self._table = HazardTable(KINDS, group=SIZES * PAUSES)
         if not cold:
             self._table.load_prior()
