@@ -294,3 +294,25 @@ def test_random_mixes_over_three_tiers(seed: int) -> None:
                 rig.expect_solo(request)
             hits += request.cached_tokens
     assert hits > 0
+
+
+def test_the_disk_hears_of_a_use_once_however_many_pages_an_answer_grows_by() -> None:
+    rig = TieredRig(pages=32)
+    assert rig.index is not None
+    heard: list[int] = []
+    touch = rig.index.touch
+
+    def counted(keys, use) -> None:
+        heard.append(len(keys))
+        touch(keys, use)
+
+    rig.index.touch = counted
+    request = rig.add(prompt(1, 20), max_tokens=25)
+    rig.run()
+    rig.expect_solo(request)
+    assert len(rig.store.pages) == 11, "all of prompt and answer but the last token's page"
+    assert heard == [11]
+    again = rig.add(prompt(1, 20), max_tokens=1)
+    rig.run()
+    assert heard[1:] == [5], "what was only used again is not written, but has been used"
+    assert again.cached_tokens == 16
