@@ -61,3 +61,12 @@ async def test_branches(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     out = capsys.readouterr().out
     assert out.count("On Thursday.") == len(example["QUESTIONS"])
     assert "prompt tokens were computed" in out
+
+
+def test_own_policy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = EXAMPLES.parent / "tests" / "lab" / "traces" / "mooncake_conversation_1000.jsonl.zst"
+    monkeypatch.setattr(sys, "argv", ["own_policy.py", str(trace), "1000"])
+    runpy.run_path(str(EXAMPLES / "own_policy.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["lru", "hazard", "Returning", "optimum"]
+    assert "100.0% of the way" in lines[-1]

@@ -61,7 +61,7 @@ class Hazard(EvictionPolicy):
 
     A request's kind is its turn in the conversation, how much of it is new, and how fast it followed. For each kind the
     policy counts how many paths survive to an age, and how many are used again there; pages that have gone count on as
-    ghosts. Whatever waits is in the lane of its kind, oldest first, and the lane gives whose oldest has the least index.
+    ghosts. Whatever waits is in the lane of its kind, oldest first, and the lane gives whose oldest has the least index, of equals the one out of use for longest.
     Until it has seen enough, it goes by what it knows from other traces (`hazard=cold`: by nothing).
     """
 

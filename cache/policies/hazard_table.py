@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from itertools import pairwise
+from math import log
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ FIRST_GUESS, GUESS_WEIGHT = 0.02, 5.0
 """Share that comes back in a bin, where nothing is known: as heavy a tail as that gives recency its due."""
 GROUP_WEIGHT, KIND_WEIGHT = 10.0, 20.0
 """Lives that the wider group's rate counts for in a narrower one."""
+STEP = 0.3
 LIVES_BETWEEN = 128
 """Lives between two looks at the counts."""
 HALF_LIFE = 40_000
@@ -86,12 +88,14 @@ class HazardTable:
                     if at + 1 < BINS:
                         self._waiting[at + 1].append(life)
 
-    def index(self, kind: int, age: float) -> float:
-        """The most that keeping it can bring from this age on: pages used again, per page and second kept."""
+    def index(self, kind: int, age: float) -> int:
+        """The most that keeping it can bring from this age on: pages used again, per page and second kept, in whole
+        `STEP`s of its logarithm, since finer differences are noise.
+        """
         at = bisect_right(EDGES, age) - 1
         row = self._index[kind]
         share = min((age - EDGES[at]) / WIDTHS[at], 1.0)
-        return row[at] * (1 - share) + row[min(at + 1, BINS - 1)] * share
+        return int(log(row[at] * (1 - share) + row[min(at + 1, BINS - 1)] * share) / STEP)
 
     def _judge(self) -> None:
         back, passed = self._back[: self._kinds], self._passed[: self._kinds]

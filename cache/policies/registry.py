@@ -7,6 +7,7 @@ import importlib.util
 from pathlib import Path
 from types import ModuleType
 
+from .adaptive import Adaptive
 from .fifo import FIFO
 from .greedy_dual import GDSF, LFU
 from .hazard import Hazard
@@ -26,6 +27,7 @@ POLICIES: dict[str, type[EvictionPolicy]] = {
     "s3fifo": S3FIFO,
     "gdsf": GDSF,
     "ttl": TTL,
+    "adaptive": Adaptive,
     "hazard": Hazard,
 }
 

@@ -12,6 +12,7 @@ import pytest
 from helpers import flat_cache
 from helpers.flat_cache import FlatCache, Item, mixed_trace
 from tierax.cache.manager import CacheManager
+from tierax.cache.policies.adaptive import Adaptive
 from tierax.cache.policies.fifo import FIFO
 from tierax.cache.policies.greedy_dual import GDSF, LFU
 from tierax.cache.policies.hazard import Hazard
@@ -155,10 +156,21 @@ def test_units_of_time(option: str, seconds: float) -> None:
     assert policy.expires(item) == 1000.0 + seconds
 
 
-@pytest.mark.parametrize(("name", "hits"), [("hazard", 1287), ("hazard=cold", 1256)])
+@pytest.mark.parametrize(("name", "hits"), [("hazard", 1283), ("hazard=cold", 1265), ("adaptive", 1279)])
 def test_golden_hits_of_what_learns(name: str, hits: int) -> None:
     """No reference but itself: what it did when it was measured, an access a second."""
     assert sum(FlatCache(load_policy(name), capacity=50).run(mixed_trace(seed=7))) == hits
+
+
+def test_adaptive_follows_whoever_hits() -> None:
+    """A loop over more than the cache holds is hopeless for LRU, a favourite in every other access is not."""
+    rng = random.Random(1)
+    skewed = [int(1000 * rng.random() ** 4) for _ in range(20_000)]
+    scanned = [name for at, name in enumerate(skewed) for name in (name, 5000 + at)]
+    hits = {
+        name: sum(FlatCache(load_policy(name), 200).run(scanned)) for name in ("lru", "s3fifo", "adaptive")
+    }
+    assert hits["lru"] + 1000 < hits["adaptive"] <= hits["s3fifo"] + 500
 
 
 def conversations(seed: int, requests: int = 1500) -> list[tuple[float, array[int]]]:
@@ -303,6 +315,7 @@ def test_registered_names() -> None:
         "gdsf": GDSF,
         "ttl": TTL,
         "hazard": Hazard,
+        "adaptive": Adaptive,
     }
     assert load_policy("lru") is not load_policy("lru")
 
@@ -328,7 +341,7 @@ def test_a_users_own_policy(workdir: Path, module: str) -> None:
     [
         (
             "lfru",
-            "unknown eviction policy 'lfru': choose one of fifo, gdsf, hazard, lfu, lru, s3fifo, slru, ttl, or give",
+            "unknown eviction policy 'lfru': choose one of adaptive, fifo, gdsf, hazard, lfu, lru, s3fifo, slru, ttl, or give",
         ),
         ("lfru=3", "unknown eviction policy 'lfru=3'"),
         ("lru=3", "eviction policy 'lru=3': it takes no option"),

@@ -14,6 +14,8 @@ PARTS = {
         "a trace through scheduler, cache and tiers in simulated time: hits, first tokens, cost",
     ),
     "oracle": ("lab_oracle", "hit rates of policies block by block, an infinite cache, and the optimum"),
+    "sweep": ("lab_sweep", "policies by capacities, described by a TOML file, in parallel"),
+    "plot": ("lab_plot", "pictures of a report"),
     "compare": ("lab_compare", "hold the simulator against the real engine on this machine"),
     "workload": ("lab_workload", "write synthetic conversations as a trace"),
 }

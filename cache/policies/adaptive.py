@@ -1,0 +1,186 @@
+"""The policy that would have hit most of late, judged by ghost caches on a sample of the pages.
+
+Sampling by a hash of the name keeps a small cache true to the large one (Waldspurger et al., "Efficient MRC construction
+with SHARDS", FAST 2015).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+from ..eviction_queue import EvictionQueue
+from .greedy_dual import LFU
+from .lru import LRU
+from .policy import Evictable, EvictionPolicy, Use
+from .s3fifo import S3FIFO
+from .slru import SLRU
+
+EXPERTS: tuple[Callable[[], EvictionPolicy], ...] = (LRU, LFU, SLRU, S3FIFO)
+SAMPLED = 8
+"""One item in so many is followed by the ghost caches."""
+LOOKS = 64
+"""Followed uses between two decisions."""
+FADE = 0.9
+"""What a hit still counts for at the next decision."""
+MARGIN = 1.15
+"""How much more another must have hit to take over."""
+
+
+class _Rank(NamedTuple):
+    expert: int
+    """In whose order it waits."""
+    ranks: tuple[Any, ...]
+    """What each expert remembers of it."""
+
+
+class _View:
+    """An item as one expert sees it: with the rank that this expert gave it."""
+
+    __slots__ = ("_item", "rank")
+
+    def __init__(self, item: Evictable, rank: Any) -> None:
+        self._item, self.rank = item, rank
+
+    @property
+    def end(self) -> int:
+        return self._item.end
+
+    @property
+    def size(self) -> int:
+        return self._item.size
+
+    @property
+    def identity(self) -> Hashable:
+        return self._item.identity
+
+    @property
+    def identities(self) -> Sequence[Hashable]:
+        return self._item.identities
+
+    @property
+    def head(self) -> Evictable | None:
+        return None
+
+
+class _Ghost:
+    """An item of a ghost cache: a name, no pages."""
+
+    __slots__ = ("end", "identities", "identity", "rank", "size")
+    head = None
+
+    def __init__(self, item: Evictable) -> None:
+        self.identity, self.end, self.size = item.identity, item.end, item.size
+        self.identities = (item.identity,)
+        self.rank: Any = None
+
+
+class _GhostCache:
+    """Which sampled items a policy of its own would hold."""
+
+    def __init__(self, policy: EvictionPolicy) -> None:
+        self._policy = policy
+        self._queue: EvictionQueue[_Ghost] = EvictionQueue(policy)
+        self._items: dict[Hashable, _Ghost] = {}
+        self._pages = 0
+        self.hits = 0.0
+        """Pages, fading."""
+
+    def use(self, item: Evictable, use: Use, capacity: float) -> None:
+        ghost = self._items.get(item.identity)
+        if ghost is None:
+            ghost = self._items[item.identity] = _Ghost(item)
+        else:
+            self.hits += min(ghost.size, item.size)
+            self._queue.discard(ghost)
+            self._pages -= ghost.size
+            ghost.size = item.size
+        self._policy.touch(ghost, use)
+        self._queue.add(ghost)
+        self._pages += ghost.size
+        while self._pages > capacity and len(self._queue) > 1:
+            gone = self._queue.pop(use)
+            self._policy.evicted(gone)
+            self._pages -= gone.size
+            del self._items[gone.identity]
+
+
+class Adaptive(EvictionPolicy):
+    """Follows whichever of LRU, LFU, SLRU and S3-FIFO has hit most lately in a ghost cache an eighth as large.
+
+    All of them rank every item. What waits in the order of one that has been left is queued anew, at the next evictions.
+    """
+
+    def __init__(self) -> None:
+        self._experts = [make() for make in EXPERTS]
+        self._first_lane = [sum(e.lanes for e in self._experts[:at]) for at in range(len(self._experts))]
+        self.lanes = sum(expert.lanes for expert in self._experts)
+        self._ghosts = [_GhostCache(make()) for make in EXPERTS]
+        self._chosen = 0
+        self._looks = 0
+        self._moving: int | None = None
+        """The lane of a former expert that is being emptied."""
+        self._pages = 0
+        """Evictable, when room was needed last; until then nothing is judged."""
+
+    def touch(self, item: Evictable, use: Use) -> None:
+        ranks = (None,) * len(self._experts) if item.rank is None else item.rank.ranks
+        views = [_View(item, rank) for rank in ranks]
+        for expert, view in zip(self._experts, views, strict=True):
+            expert.touch(view, use)
+        item.rank = _Rank(self._chosen, tuple(view.rank for view in views))
+        if self._pages and zlib.crc32(repr(item.identity).encode()) % SAMPLED == 0:
+            self._judge(item, use)
+
+    def priority(self, item: Evictable) -> Any:
+        return self._experts[item.rank.expert].priority(_view(item))
+
+    def lane(self, item: Evictable) -> int:
+        expert = item.rank.expert
+        return self._first_lane[expert] + self._experts[expert].lane(_view(item))
+
+    def choose(self, firsts: Sequence[Evictable | None], pages: Sequence[int], use: Use) -> int:
+        self._pages = sum(pages)
+        expert, start = self._experts[self._chosen], self._first_lane[self._chosen]
+        own = range(start, start + expert.lanes)
+        self._moving = next((lane for lane, item in enumerate(firsts) if item and lane not in own), None)
+        if self._moving is not None:
+            return self._moving
+        views = [None if firsts[lane] is None else _view(firsts[lane]) for lane in own]
+        chosen = expert.choose(views, pages[start : start + expert.lanes], use) if expert.lanes > 1 else 0
+        # An empty lane passes to another of the same expert.
+        filled = chosen if views[chosen] is not None else next(at for at, view in enumerate(views) if view)
+        return start + filled
+
+    def spare(self, item: Evictable, use: Use) -> bool:
+        if self._moving is not None:
+            item.rank = item.rank._replace(expert=self._chosen)
+            return True
+        at, view = item.rank.expert, _view(item)
+        spared = self._experts[at].spare(view, use)
+        ranks = item.rank.ranks
+        item.rank = item.rank._replace(ranks=(*ranks[:at], view.rank, *ranks[at + 1 :]))
+        return spared
+
+    def evicted(self, item: Evictable) -> None:
+        if item.rank is not None:
+            for expert, rank in zip(self._experts, item.rank.ranks, strict=True):
+                expert.evicted(_View(item, rank))
+
+    def _judge(self, item: Evictable, use: Use) -> None:
+        for ghost in self._ghosts:
+            ghost.use(item, use, self._pages / SAMPLED)
+        self._looks += 1
+        if self._looks % LOOKS == 0:
+            hits = [ghost.hits for ghost in self._ghosts]
+            best = max(range(len(hits)), key=hits.__getitem__)
+            if hits[best] > MARGIN * hits[self._chosen]:
+                self._chosen = best
+            for ghost in self._ghosts:
+                ghost.hits *= FADE
+
+
+def _view(item: Any) -> _View:
+    """As the expert sees it in whose order it waits."""
+    return _View(item, item.rank.ranks[item.rank.expert])
