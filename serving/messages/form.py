@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ...engine.text import TokenText
 from ..core.blocks import Block, Blocks, Change
 from ..core.generation import Event, Generation
 from ..http.errors import ApiError, anthropic_payload
 from ..http.named_events import Told
+from ..parsers.json_object import read_json
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine
@@ -128,7 +127,7 @@ class MessageForm:
             case "reasoning":
                 return _empty(block) | {"thinking": block.text}
             case "call":
-                return _empty(block) | {"input": msgspec.json.decode(block.text)}
+                return _empty(block) | {"input": read_json(block.text)}
 
 
 def _empty(block: Block) -> dict[str, Any]:

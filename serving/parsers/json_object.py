@@ -1,8 +1,13 @@
-"""Finds where a JSON object ends in a text that arrives in pieces."""
+"""Finds where a JSON object ends in a text that arrives in pieces, and reads JSON that a model has written."""
 
 from __future__ import annotations
 
+import json
 import re
+import sys
+from typing import Any
+
+import msgspec
 
 _BETWEEN = re.compile(r"[\s\w:,.+-]*")
 _QUOTED = re.compile(r'[^"\\]*(?:\\.[^"\\]*)*', re.DOTALL)
@@ -46,3 +51,25 @@ class JsonObjectEnd:
             if self._depth == 0:
                 return self.position
         return None
+
+
+def read_json(text: str) -> Any:
+    """What a JSON text stands for. Raises `ValueError` or `RecursionError`.
+
+    Numbers that are too large for a float, which a schema without bounds allows, become the largest one.
+    """
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        if "out of range" not in str(error):
+            raise ValueError(str(error)) from None
+        return json.loads(text, parse_float=_float, parse_constant=_no_constant)
+
+
+def _float(text: str) -> float:
+    most = sys.float_info.max
+    return max(-most, min(most, float(text)))
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

@@ -12,7 +12,7 @@ from enum import Enum
 
 import msgspec
 
-from .json_object import JsonObjectEnd
+from .json_object import JsonObjectEnd, read_json
 from .parts import Part, Text, ToolCallArguments, ToolCallStart, undecided
 
 
@@ -194,11 +194,11 @@ def _read_call(text: str) -> tuple[str, str] | None:
     try:
         call = msgspec.json.decode(text, type=_Call)
         arguments = bytes(call.arguments or call.parameters or b"{}").decode()
-        given = msgspec.json.decode(arguments)
+        given = read_json(arguments)
         if given is None:
             arguments, given = "{}", {}
         elif isinstance(given, str):  # some models write the object as a text
-            arguments, given = given, msgspec.json.decode(given)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            arguments, given = given, read_json(given)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     return (call.name, arguments) if call.name and isinstance(given, dict) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import time
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from helpers.chat_templates import HERMES_TEMPLATE, LLAMA3_TEMPLATE
 from tierax.serving.parsers.choose import CallStyle, make_parser, output_style
+from tierax.serving.parsers.json_object import read_json
 from tierax.serving.parsers.parts import (
     Answer,
     Part,
@@ -21,7 +23,7 @@ from tierax.serving.parsers.parts import (
     ToolCallArguments,
     parse_whole,
 )
-from tierax.serving.parsers.tools import FORMATS
+from tierax.serving.parsers.tools import FORMATS, ToolParser
 
 NAMES = frozenset({"f", "weather"})
 STYLES = {
@@ -257,3 +259,14 @@ def test_auto_goes_by_the_template():
     assert forced.tools is FORMATS["llama3"]
     off = output_style(HERMES_TEMPLATE, reasoning_parser="none", tool_call_parser="none")
     assert (off.think, off.tools) == (False, None)
+
+
+def test_numbers_too_large_for_a_float_do_not_undo_a_call():
+    arguments = '{"a": 1E999, "b": -47830e25636, "c": 2}'
+    parser = ToolParser(FORMATS["hermes"], {"f"}, parallel=True, new_id=lambda: "id")
+    answer = parse_whole(parser, f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>')
+    assert answer == Answer("", "", [ToolCall("id", "f", arguments)])
+    assert read_json(arguments) == {"a": sys.float_info.max, "b": -sys.float_info.max, "c": 2}
+    for text in ("NaN", "[1e999, Infinity]", "{", '"\\ud83d"'):
+        with pytest.raises(ValueError):
+            read_json(text)

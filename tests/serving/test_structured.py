@@ -102,7 +102,8 @@ async def test_openai_parses_tools(serve):
         messages: Any = MESSAGES
         asked: dict[str, Any] = {"model": "fake", "messages": messages}
         tools = [openai.pydantic_function_tool(City)]
-        for choice in ("auto", "required", {"type": "function", "function": {"name": "City"}}):
+        choices: list[Any] = ["auto", "required", {"type": "function", "function": {"name": "City"}}]
+        for choice in choices:
             answer = await client.chat.completions.parse(**asked, tools=tools, tool_choice=choice)
             (call,) = answer.choices[0].message.tool_calls or []
             assert call.function.parsed_arguments == City(name="Köln", people=1085664)
@@ -122,7 +123,8 @@ async def test_anthropic_output_format_and_tools(serve):
             {"name": "f", "input_schema": {"type": "object"}},
             {"name": "city", "input_schema": City.model_json_schema()},
         ]
-        for choice in ({"type": "any"}, {"type": "tool", "name": "city"}):
+        choices: list[Any] = [{"type": "any"}, {"type": "tool", "name": "city"}]
+        for choice in choices:
             answer = await client.messages.create(**asked, tools=tools, tool_choice=choice)
             assert answer.stop_reason == "tool_use"
             blocks = [block for block in answer.content if block.type == "tool_use"]
