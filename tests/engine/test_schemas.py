@@ -6,8 +6,8 @@ import json
 import random
 from typing import Any
 
-import jsonschema
 import pytest
+from jsonschema.validators import Draft202012Validator, validator_for
 
 from helpers.allowed import STOPS, accepts, compiler, ids_of
 from tierax.engine.constraint import Constraint, Matcher
@@ -111,7 +111,7 @@ def walk(matcher: Matcher, rng: random.Random) -> str | None:
 @pytest.mark.parametrize("case", range(len(SCHEMAS)))
 def test_random_answers_are_valid(case: int) -> None:
     schema, _ = SCHEMAS[case]
-    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    kind = validator_for(schema, default=Draft202012Validator)
     validator = kind(schema, format_checker=kind.FORMAT_CHECKER)
     compiled = GRAMMARS.compile(Constraint.json_schema(schema))
     whole = 0
