@@ -163,14 +163,14 @@ def test_golden_hits_of_what_learns(name: str, hits: int) -> None:
 
 
 def test_adaptive_follows_whoever_hits() -> None:
-    """A loop over more than the cache holds is hopeless for LRU, a favourite in every other access is not."""
+    """Every other access is of a scan, which pushes out LRU's favourites."""
     rng = random.Random(1)
-    skewed = [int(1000 * rng.random() ** 4) for _ in range(20_000)]
+    skewed = [int(400 * rng.random() ** 4) for _ in range(3_000)]
     scanned = [name for at, name in enumerate(skewed) for name in (name, 5000 + at)]
     hits = {
-        name: sum(FlatCache(load_policy(name), 200).run(scanned)) for name in ("lru", "s3fifo", "adaptive")
+        name: sum(FlatCache(load_policy(name), 60).run(scanned)) for name in ("lru", "s3fifo", "adaptive")
     }
-    assert hits["lru"] + 1000 < hits["adaptive"] <= hits["s3fifo"] + 500
+    assert hits["lru"] + 100 < hits["adaptive"] < hits["s3fifo"] + 100
 
 
 def conversations(seed: int, requests: int = 1500) -> list[tuple[float, array[int]]]:
