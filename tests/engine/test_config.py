@@ -81,8 +81,16 @@ def test_device_cache_bytes(size: int | str, expected: int) -> None:
         ("max_num_batched_tokens", "12", "at least 1"),
         ("context_length", 0, "at least 1"),
         ("schedule_policy", "random", "must be fcfs or lpm"),
-        ("eviction_policy", "lfru", "must be lru, lfu, fifo, slru, s3fifo, gdsf, ttl or module:Class"),
-        ("eviction_policy", "mod:", "must be lru, lfu, fifo, slru, s3fifo, gdsf, ttl or module:Class"),
+        (
+            "eviction_policy",
+            "lfru",
+            "must be lru, lfu, fifo, slru, s3fifo, gdsf, ttl, adaptive, hazard or module:Class",
+        ),
+        (
+            "eviction_policy",
+            "mod:",
+            "must be lru, lfu, fifo, slru, s3fifo, gdsf, ttl, adaptive, hazard or module:Class",
+        ),
         ("device_cache_size", "0", "cannot be empty"),
         ("device_cache_size", "0%", "above 0%"),
         ("device_cache_size", "101%", "at most 100%"),
