@@ -27,6 +27,8 @@ from .traces.read import Options, load_trace
 from .traces.trace import Trace
 
 BELADY, INFINITE = "belady", "infinite"
+LEAST_WAY = 1e-4
+"""Below so small a gap in hit rates its shares mean nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +126,7 @@ def with_gaps(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
         least, most = (rate.get((name, row["capacity_blocks"])) for name in ("lru", BELADY))
         if least is not None and most is not None:
             way = most - least
-            row["gap_closed"] = (row["token_hit_rate"] - least) / way if way > 1e-9 else None
+            row["gap_closed"] = (row["token_hit_rate"] - least) / way if way > LEAST_WAY else None
     return rows
 
 

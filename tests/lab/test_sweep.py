@@ -28,7 +28,7 @@ class Newest(EvictionPolicy):
 
 def written(folder: Path, *lines: str) -> Path:
     path = folder / "sweep.toml"
-    path.write_text("\n".join([f'trace = "{MOONCAKE}"', "max_requests = 120", *lines]))
+    path.write_text("\n".join([f'trace = "{MOONCAKE}"', "max_requests = 150", *lines]))
     return path
 
 
