@@ -376,10 +376,10 @@ def _in_terminal(command: list[str], env: dict[str, str]) -> tuple[str, int]:
     os.close(theirs)
     shown = ""
 
-    def until(text: str) -> None:
+    def until(text: str, *, after: str = "") -> None:
         nonlocal shown
         deadline = time.monotonic() + 20
-        while text not in shown:
+        while text not in shown.partition(after)[2] if after else text not in shown:
             assert time.monotonic() < deadline, shown
             if select.select([ours], [], [], 0.1)[0]:
                 shown += os.read(ours, 65536).decode(errors="replace")
@@ -393,7 +393,8 @@ def _in_terminal(command: list[str], env: dict[str, str]) -> tuple[str, int]:
             shown += os.read(ours, 65536).decode(errors="replace")
         process.send_signal(signal.SIGINT)
         until("[stopped]")
-        until("to the first token")
+        # A Ctrl-D that comes before the line editor has the terminal is lost.
+        until("> ", after="to the first token")
         os.write(ours, b"\x04")
         code = process.wait(20)
     finally:

@@ -18,7 +18,7 @@ SMALL = AttentionShape(4, 2, 8, 4, "f32", "f32")
 
 
 @pytest.mark.parametrize("case", [Case(3, 1, 12), Case(1, 6, 5)], ids=str)
-@pytest.mark.parametrize("kv_dtype", ["f32", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["f32", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_all_forms_compute_the_same(case: Case, kv_dtype: str) -> None:
     shape = SMALL._replace(kv_dtype=kv_dtype)
     found = forms(shape)

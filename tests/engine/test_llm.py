@@ -181,7 +181,7 @@ def test_logprobs_and_end_token(llm: LLM) -> None:
 
 
 def test_cached_tokens_by_tier(llm: LLM) -> None:
-    cold, warm = (llm.generate([A_TO_Z], GREEDY)[0] for _ in range(2))
+    cold, warm = (llm.generate([A_TO_Z.upper()], GREEDY)[0] for _ in range(2))
     assert cold.cached_tokens == 0
     assert warm.cached_tokens == 24, "all whole pages of 4 but for the last token's"
     assert warm.cached_by_tier == {"device": 24, "host": 0, "disk": 0}

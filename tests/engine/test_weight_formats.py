@@ -22,7 +22,8 @@ OPTIONS: dict[str, Any] = {
     "skip_warmup": True,
 }
 FORMATS: dict[str, dict[str, Any]] = {"bf16": {"dtype": "bf16"}, "int8": {"quantization": "int8"}}
-BACKENDS = ("auto", "xla")
+# Where there is no native library `auto` is `xla`, and `make test-without-native` runs that.
+BACKENDS = ("auto", pytest.param("xla", marks=pytest.mark.slow))
 PROMPT = list(b"The ferry to the island left at six, and the quay was full by half past five.")
 GREEDY = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=1)
 

@@ -201,13 +201,13 @@ async def test_key_spellings(serve, header, status):
 
 
 async def test_metrics_parse_and_hold_no_prompt(serve):
-    live = await serve(say("answer"))
+    live = await serve(say("marzipan"))
     await live.chat(messages=[{"role": "user", "content": "sesame"}], user="alice", cache_salt="tenant")
     await live.post("/v1/sesame", {})
     async with live.session.get(live.url + "/metrics") as response:
         text = await response.text()
     families = {family.name: family for family in text_string_to_metric_families(text)}
-    assert not any(word in text for word in ("sesame", "alice", "tenant", "answer"))
+    assert not any(word in text for word in ("sesame", "alice", "tenant", "marzipan"))
     assert all(name.startswith("tierax_") for name in families)
     for name in ("time_to_first_token", "e2e_request_latency", "queue_time", "time_per_output_token"):
         count = [s for s in families[f"tierax_{name}_seconds"].samples if s.name.endswith("_count")]
