@@ -156,6 +156,18 @@ def test_a_text_may_be_forced_to_its_end() -> None:
     assert rows_of(rig, request) == [1]
 
 
+@pytest.mark.parametrize(("others", "jumped"), [(3, 2), (7, 0)])
+def test_a_jump_that_saves_too_little_is_not_made(others: int, jumped: int) -> None:
+    """It would lengthen the step of all who run."""
+    rig = Rig(seqs=8, pages=128)
+    request = add(rig, [set(LETTERS), *word("Hi"), set(LETTERS)])
+    for _ in range(others):
+        rig.add(PROMPT, 30)
+    rig.run()
+    expect(rig, request)
+    assert rig.loop.stats.jumped_tokens == jumped
+
+
 def test_a_single_forced_token_is_sampled() -> None:
     rig = Rig()
     request = add(rig, [set(LETTERS), *word("H"), set(LETTERS)])

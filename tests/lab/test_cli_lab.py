@@ -81,7 +81,7 @@ def test_the_tiers_come_one_by_one(capsys: pytest.CaptureFixture[str], tmp_path:
 @pytest.mark.parametrize(
     ("args", "problem"),
     [
-        (["orakel"], "the lab has no 'orakel'; did you mean oracle?"),
+        (["orakel"], "no part 'orakel'; did you mean oracle?"),
         (["oracle"], "required: --trace"),
         (["oracle", "--trace", "/no/such"], "No such file"),
         (["oracle", "--trace", MOONCAKE, "--policies", "clairvoyant"], "unknown eviction policy"),

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
-import sys
 
-from .errors import UsageError
+from .parts import named_part
 
 BENCHMARKS = {
     "cache": "what the tiers bring and cost: a table of five caches, first tokens by tier, copies, late disks",
@@ -24,15 +22,7 @@ BENCHMARKS = {
 
 def run(argv: list[str]) -> int:
     """Runs one benchmark and returns its exit code."""
-    if not argv or argv[0] in ("-h", "--help"):
-        width = max(map(len, BENCHMARKS))
-        lines = [f"  {name:<{width}}  {summary}" for name, summary in BENCHMARKS.items()]
-        text = "\n".join(["usage: tierax bench NAME …", "", "benchmarks:", *lines])
-        print(text, file=sys.stdout if argv else sys.stderr)
+    name = named_part(argv, "tierax bench", "benchmark", BENCHMARKS)
+    if name is None:
         return 0 if argv else 2
-    name, *rest = argv
-    if name not in BENCHMARKS:
-        near = difflib.get_close_matches(name, BENCHMARKS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(BENCHMARKS)}"
-        raise UsageError("tierax bench", f"no benchmark {name!r}; {hint}")
-    return importlib.import_module(f"..bench.{name}", __package__).main(rest)
+    return importlib.import_module(f"..bench.{name}", __package__).main(argv[1:])
