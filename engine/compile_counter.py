@@ -24,12 +24,18 @@ class CompileCounter:
         self._stats = stats
         self._made = 0
         self._loaded = 0
+        self._kept = 0
         monitoring.register_event_duration_secs_listener(self._on_duration)
         monitoring.register_event_listener(self._on_event)
 
     def close(self) -> None:
         monitoring.unregister_event_duration_listener(self._on_duration)
         monitoring.unregister_event_listener(self._on_event)
+
+    def on_load(self) -> None:
+        """A program was loaded that jax was not asked for (`programs.ProgramStore`)."""
+        self._kept += 1
+        self._stats.loaded_programs = self._loaded + self._kept
 
     def _on_event(self, event: str, **_: str | int) -> None:
         if event == _LOADED:
@@ -38,7 +44,7 @@ class CompileCounter:
     def _on_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event == _MADE:
             self._made += 1
-            self._stats.loaded_programs = self._loaded
+            self._stats.loaded_programs = self._loaded + self._kept
             self._stats.compiles = self._made - self._loaded
 
 

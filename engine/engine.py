@@ -31,6 +31,7 @@ from .jax_executor import JaxExecutor
 from .loop import EngineLoop
 from .platform import PLATFORMS, Platform, compiler_options, device_memory, device_target, pool_pages
 from .prefetch_policy import PrefetchPolicy
+from .programs import ProgramStore
 from .reading import MeanHidden, PromptScores, Reading
 from .request import Delta, Request, SamplingParams
 from .schedule_policy import SCHEDULE_POLICIES
@@ -113,7 +114,21 @@ class Engine:
             num_pages=pool.shape.pages,
         )
         decoder = Decoder(source.config, _JAX_DTYPES[activations], self._select_kernels(target, page_size))
-        functions = StepFunctions(decoder, shapes, pool.layout, compiler_options(target))
+        store = ProgramStore(
+            None if directory is None else directory / "programs",
+            (
+                source.config,
+                activations,
+                decoder.kernels.summary,
+                target,
+                vars(shapes),
+                pool.shape,
+                pool.dtype,
+            ),
+            jax.local_devices()[:1],
+            self._compiles.on_load,
+        )
+        functions = StepFunctions(decoder, shapes, pool.layout, compiler_options(target), store)
         self.executor = JaxExecutor(params, pool, functions, shapes, source.config.vocab_size)
         fields = identity(source, config, dtype, activations, kv_dtype, page_size)
         self.cache = CacheManager(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from ..cache.device_pool import DevicePool
 from ..models.transformer import Params
 from .plan import Collected, Row, Sampled, StepPlan
+from .programs import like
 from .prompt_reader import Pending, PromptReader
 from .request import Request
 from .sampler import SampleOutput
@@ -97,21 +98,24 @@ class JaxExecutor:
         self._state = self._new_state()
 
     def warm_up(self) -> Iterator[None]:
-        """Compiles every program that serving can need, by running each once on nothing; yields after each."""
+        """Makes every program that serving can need; yields after each.
+
+        Only the smallest forward is run, to see what its results are like: a long step on nothing takes as long as one on
+        something.
+        """
         self._state = warm_up_state(self._state)
-        kept = hidden = None
+        smallest = self._shapes.token_buckets[0]
+        kept, hidden = self._forward(*self._shapes.pack_empty(smallest), smallest)
         for tokens in self._shapes.token_buckets:
-            kept, hidden = self._forward(*self._shapes.pack_empty(tokens), tokens)
-            jax.block_until_ready(self._reader.warm_up_take(hidden))
+            inputs = self._inputs(*self._shapes.pack_empty(tokens))
+            self._functions.forward.prepare(*inputs, tokens=tokens)
+            self._reader.prepare_take(like(hidden, tokens))
             yield
-        assert kept is not None
-        assert hidden is not None
-        self._reader.warm_up(self._params, hidden)
+        self._reader.prepare(self._params, hidden)
         for rows in self._shapes.row_buckets:
             # Masks are data: those of a step come from the host, those that allow everything stay on the device.
-            jax.block_until_ready(self._sample(kept, self._pack([], rows)))
-            mask = np.zeros((rows, self._mask_width), np.int32)
-            jax.block_until_ready(self._sample(kept, self._pack([], rows), mask))
+            packed, mask = self._pack([], rows), self._no_mask(rows)
+            self._functions.sample.prepare(self._params, kept, packed, self._state, mask)
             yield
 
     @property
@@ -134,10 +138,12 @@ class JaxExecutor:
             self._state = prepare_slot(self._state, request)
 
     def _forward(self, vector: np.ndarray, table: np.ndarray, tokens: int) -> tuple[jax.Array, jax.Array]:
-        kept, hidden, self._pool.array = self._functions.forward(
-            self._params, self._pool.array, self._state.last_tokens, vector, table, tokens=tokens
-        )
+        inputs = self._inputs(vector, table)
+        kept, hidden, self._pool.array = self._functions.forward(*inputs, tokens=tokens)
         return kept, hidden
+
+    def _inputs(self, vector: np.ndarray, table: np.ndarray) -> tuple[Any, ...]:
+        return self._params, self._pool.array, self._state.last_tokens, vector, table
 
     def _pack(self, rows: Sequence[Row], size: int) -> SamplingRows:
         samples = [(row.request, row.start + row.count) for row in rows]

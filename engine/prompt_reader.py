@@ -14,6 +14,7 @@ import numpy as np
 
 from ..models.transformer import Params
 from .plan import Row
+from .programs import like
 from .reading import HiddenSum, PromptScores, ReadPart
 from .request import TokenLogprob
 from .sampler import ScoreOutput
@@ -81,16 +82,17 @@ class PromptReader:
                 parts[id(share.row)] = HiddenSum(len(share.row.read), total)
         return [parts[id(row)] for row in rows if row.read]
 
-    def warm_up_take(self, hidden_td: jax.Array) -> list[jax.Array]:
-        """Compiles what hidden states of this shape need; returns pieces of both sizes."""
-        return [self._functions.take(hidden_td, np.zeros(size, np.int32)) for size in self.sizes]
+    def prepare_take(self, hidden_td: jax.ShapeDtypeStruct) -> None:
+        """Makes the programs that hidden states of this shape need."""
+        for size in self.sizes:
+            self._functions.take.prepare(hidden_td, np.zeros(size, np.int32))
 
-    def warm_up(self, params: Params, hidden_td: jax.Array) -> None:
-        """Compiles the rest, which does not depend on the shape of a step's hidden states."""
-        for taken in self.warm_up_take(hidden_td):
-            nothing = np.zeros(len(taken), np.int32)
-            self._functions.score(params, taken, nothing, nothing != 0)
-            jax.block_until_ready(self._functions.add_up(taken, nothing, groups=self._groups))
+    def prepare(self, params: Params, hidden_td: jax.Array) -> None:
+        """Makes the rest, which do not depend on the shape of a step's hidden states."""
+        for size in self.sizes:
+            taken, nothing = like(hidden_td, size), np.zeros(size, np.int32)
+            self._functions.score.prepare(params, taken, nothing, nothing != 0)
+            self._functions.add_up.prepare(taken, nothing, groups=self._groups)
 
     def _score(
         self, params: Params, hidden_td: jax.Array, shares: Sequence[_Share]

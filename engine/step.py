@@ -6,7 +6,8 @@ prompts (`take`, `score`, `add_up`) runs in a step only when a row asks for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from ..models.sharding import ShardedDecoder
 from ..models.transformer import Decoder, Params, StepTokens
 from ..pallas_kernels.batch import RaggedBatch
 from .plan import Row
+from .programs import Program, ProgramStore
 from .sampler import SampleOutput, ScoreOutput, sample, score
 from .sampler_rows import SamplingRows
 from .sampler_state import SamplerState
@@ -132,22 +134,43 @@ class StepFunctions:
         shapes: StepShapes,
         pool_format: Format | None = None,
         compiler_options: dict[str, str] | None = None,
+        store: ProgramStore | None = None,
     ) -> None:
-        """pool_format: see `pages.pool_format`; compiler_options: see `platform.compiler_options`."""
+        """pool_format: see `pages.pool_format`; compiler_options: see `platform.compiler_options`; store: keeps compiled
+        programs, None as jax does."""
         self._decoder = decoder
         self._shapes = shapes
         options = compiler_options or None
-        self.forward = jax.jit(
+        store = ProgramStore(None, (), ()) if store is None else store
+
+        def program(
+            name: str, function: Callable[..., Any], variant: Callable[..., Any], **how: Any
+        ) -> Program:
+            return Program(store, name, jax.jit(function, compiler_options=options, **how), variant)
+
+        self.forward = program(
+            "forward",
             self._forward,
+            lambda _, pool, __, vector, table, tokens: (tokens, pool.shape, vector.shape, table.shape),
             static_argnames="tokens",
             donate_argnames="pool",
             out_shardings=(None, None, pool_format),
-            compiler_options=options,
         )
-        self.sample = jax.jit(self._sample, donate_argnames="state", compiler_options=options)
-        self.take = jax.jit(lambda hidden_td, at_p: hidden_td[at_p], compiler_options=options)
-        self.score = jax.jit(self._score, compiler_options=options)
-        self.add_up = jax.jit(self._add_up, static_argnames="groups", compiler_options=options)
+        self.sample = program(
+            "sample", self._sample, lambda _, __, rows, *___: rows.flags.shape[0], donate_argnames="state"
+        )
+        self.take = program(
+            "take",
+            lambda hidden_td, at_p: hidden_td[at_p],
+            lambda hidden_td, at_p: (hidden_td.shape[0], at_p.shape[0]),
+        )
+        self.score = program("score", self._score, lambda _, hidden_pd, *__: hidden_pd.shape[0])
+        self.add_up = program(
+            "add_up",
+            self._add_up,
+            lambda hidden_pd, *_, groups: (hidden_pd.shape[0], groups),
+            static_argnames="groups",
+        )
 
     def _forward(
         self,

@@ -1,6 +1,13 @@
-"""`--without-native`: the same tests as where tierax was installed without a compiler."""
+"""`--without-native`: the same tests as where tierax was installed without a compiler.
+
+Compiled programs of a run are kept in a directory of its own: engines alike compile once, and nothing of a user's is touched.
+"""
 
 from __future__ import annotations
+
+import os
+import shutil
+import tempfile
 
 import pytest
 
@@ -12,6 +19,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    directory = tempfile.mkdtemp(prefix="tierax-tests-")
+    os.environ["XDG_CACHE_HOME"] = directory
+    config.add_cleanup(lambda: shutil.rmtree(directory, ignore_errors=True))
     if config.getoption("--without-native"):
         from tierax.pallas_kernels.cpu import library
 

@@ -169,7 +169,6 @@ TINY: dict[str, Any] = {
     "max_num_batched_tokens": 64,
     "context_length": 256,
     "device_cache_size": "8MiB",
-    "compile_cache_dir": "none",
     "skip_warmup": True,
 }
 

@@ -83,7 +83,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     directory: Path = tmp_path_factory.mktemp("model")
     write_tiny_text_model(directory)
     options: dict[str, Any] = {"page_size": 4, "max_num_seqs": 2, "max_num_batched_tokens": 4}
-    options |= {"context_length": 128, "device_cache_size": "8MiB", "compile_cache_dir": "none"}
+    options |= {"context_length": 128, "device_cache_size": "8MiB"}
     with LLM(directory, skip_warmup=True, **options) as llm:
         yield llm
 

@@ -31,18 +31,23 @@ class FaultyFunctions(StepFunctions):
     def __init__(self, decoder: Decoder, shapes: StepShapes) -> None:
         super().__init__(decoder, shapes)
         self.fail_after: str | None = None
-        self.forward = self._failing("forward", self.forward)  # pyright: ignore[reportAttributeAccessIssue]
-        self.sample = self._failing("sample", self.sample)  # pyright: ignore[reportAttributeAccessIssue]
+        self.forward = _Failing("forward", self.forward, self)  # pyright: ignore[reportAttributeAccessIssue]
+        self.sample = _Failing("sample", self.sample, self)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _failing(self, name: str, function: Any) -> Any:
-        def run(*args: Any, **options: Any) -> Any:
-            result = function(*args, **options)
-            if self.fail_after == name:
-                self.fail_after = None
-                raise RuntimeError(f"injected after {name}")
-            return result
 
-        return run
+class _Failing:
+    def __init__(self, name: str, program: Any, owner: FaultyFunctions) -> None:
+        self.name = name
+        self.program = program
+        self.owner = owner
+        self.prepare = program.prepare
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        result = self.program(*args, **options)
+        if self.owner.fail_after == self.name:
+            self.owner.fail_after = None
+            raise RuntimeError(f"injected after {self.name}")
+        return result
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,6 @@ OPTIONS: dict[str, Any] = {
     "max_num_batched_tokens": 32,
     "context_length": 128,
     "device_cache_size": "8MiB",
-    "compile_cache_dir": "none",
     "skip_warmup": True,
 }
 GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)

@@ -222,7 +222,6 @@ def test_the_demo_model_after_a_restart(place: Place) -> None:
         "max_num_batched_tokens": 128,
         "device_cache_size": "128MiB",
         "host_cache_size": "256MiB",
-        "compile_cache_dir": "none",
     }
     with place.engine("demo", **options) as llm:
         before = llm.generate(prompts, GREEDY, use_tqdm=False)

@@ -310,7 +310,6 @@ def test_a_real_engine_ends_though_its_disk_has_stalled(tmp_path: Path) -> None:
         device_cache_size="8MiB",
         host_cache_size="4MiB",
         host_disk_cache_dir=str(tmp_path / "kv"),
-        compile_cache_dir="none",
         skip_warmup=True,
     )
     engine = Engine(config, wrap_store=wrap)

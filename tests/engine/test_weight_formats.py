@@ -18,7 +18,6 @@ OPTIONS: dict[str, Any] = {
     "max_num_batched_tokens": 32,
     "context_length": 128,
     "device_cache_size": "1MiB",
-    "compile_cache_dir": "none",
     "skip_warmup": True,
 }
 FORMATS: dict[str, dict[str, Any]] = {"bf16": {"dtype": "bf16"}, "int8": {"quantization": "int8"}}

@@ -100,7 +100,6 @@ def test_an_engine_records_what_it_served_and_no_text(tmp_path: Path) -> None:
         "max_num_batched_tokens": 32,
         "context_length": 128,
         "device_cache_size": "2MiB",
-        "compile_cache_dir": "none",
         "skip_warmup": True,
         "trace_out": str(path),
     }

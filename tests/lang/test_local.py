@@ -23,7 +23,6 @@ PREFIX = "The tenant pays on the third day. " * 45
 """Over 1,500 bytes, each of which is a token here."""
 OPTIONS: dict[str, Any] = {
     "skip_warmup": True,
-    "compile_cache_dir": "none",
     "host_cache_size": 0,
     "device_cache_size": "64MiB",
     # Few shapes, since each is compiled when it is first met.

@@ -81,7 +81,6 @@ async def test_a_continued_response_is_read_from_the_cache(serve, tmp_path: Path
             max_num_batched_tokens=8,
             context_length=256,
             device_cache_size="8MiB",
-            compile_cache_dir="none",
             skip_warmup=True,
         )
     )

@@ -65,7 +65,6 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Rig]:
         max_num_batched_tokens=4,
         context_length=256,
         device_cache_size="8MiB",
-        compile_cache_dir="none",
         skip_warmup=True,
     )
     thread = EngineThread(await asyncio.to_thread(Engine, config))
