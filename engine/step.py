@@ -7,11 +7,13 @@ prompts (`take`, `score`, `add_up`) runs in a step only when a row asks for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Format
+from jax.sharding import NamedSharding
 
 from ..models.sharding import ShardedDecoder
 from ..models.transformer import Decoder, Params, StepTokens
@@ -130,10 +132,12 @@ class StepFunctions:
         self,
         decoder: Decoder | ShardedDecoder,
         shapes: StepShapes,
-        pool_format: Format | None = None,
+        pool_format: Format | NamedSharding | None = None,
         compiler_options: dict[str, str] | None = None,
+        everywhere: NamedSharding | None = None,
     ) -> None:
-        """pool_format: see `pages.pool_format`; compiler_options: see `platform.compiler_options`."""
+        """pool_format: how the pool lies, see `pages.pool_format`; compiler_options: see `platform.compiler_options`;
+        everywhere: of results, where there are several devices, each of which has all of them."""
         self._decoder = decoder
         self._shapes = shapes
         options = compiler_options or None
@@ -141,13 +145,14 @@ class StepFunctions:
             self._forward,
             static_argnames="tokens",
             donate_argnames="pool",
-            out_shardings=(None, None, pool_format),
+            out_shardings=(everywhere, everywhere, pool_format),
             compiler_options=options,
         )
-        self.sample = jax.jit(self._sample, donate_argnames="state", compiler_options=options)
-        self.take = jax.jit(lambda hidden_td, at_p: hidden_td[at_p], compiler_options=options)
-        self.score = jax.jit(self._score, compiler_options=options)
-        self.add_up = jax.jit(self._add_up, static_argnames="groups", compiler_options=options)
+        jit = partial(jax.jit, out_shardings=everywhere, compiler_options=options)
+        self.sample = jit(self._sample, donate_argnames="state")
+        self.take = jit(lambda hidden_td, at_p: hidden_td[at_p])
+        self.score = jit(self._score)
+        self.add_up = jit(self._add_up, static_argnames="groups")
 
     def _forward(
         self,
