@@ -70,7 +70,16 @@ class Slots(Generic[T]):
 class Gathered:
     """Copies of pages, under way from the device. `release` it when its rows have been copied."""
 
-    def __init__(self, slots: Slots[jax.Array | int], array: jax.Array, count: int, kept: bool) -> None:
+    def __init__(
+        self,
+        slots: Slots[jax.Array | int],
+        array: jax.Array,
+        count: int,
+        kept: bool,
+        read: Callable[[jax.Array, int], np.ndarray],
+    ) -> None:
+        """read: gets so many pages `[n, ...]` out of the array."""
+        self._read = read
         self._slots = slots
         self._array: jax.Array | None = array
         self._count = count
@@ -84,13 +93,13 @@ class Gathered:
         """u8 `[n, page_bytes]`, valid until `release`; waits. Raises what the device raised."""
         assert self._array is not None, "released"
         try:
-            pages = np.asarray(self._array)
+            pages = self._read(self._array, self._count)
         except BaseException:
             # A program that is handed a failed result fails as well: it must not be used again.
             self._array = None
             self._slots.lose()
             raise
-        return pages.reshape(len(pages), -1).view(np.uint8)[: self._count]
+        return pages.reshape(len(pages), -1).view(np.uint8)
 
     def release(self) -> None:
         """Lets the buffer be used again; no view of `rows` may be alive, or the next gather copies it all."""
@@ -154,16 +163,17 @@ class DevicePool:
         )
         self._slot_limit = max(1, staging_bytes // 2 // self.batch_bytes)
         # Compiled programs belong to the pool: a second pool of the same shape elsewhere must not find them gone.
-        if self._loops:
-            self._gather = jax.jit(gather_loop, donate_argnums=1)
-        else:
-            self._gather = jax.jit(partial(gather_rows, wire=self._wire))
-        scatter = scatter_loop if self._scatter_loops else scatter_rows
-        self._scatter = jax.jit(scatter, donate_argnums=0, out_shardings=(layout, None))
+        self._gather, self._scatter = self._programs()
         self._new_slots()
 
     @property
+    def placement(self) -> Any:
+        """How the array lies, as every program that gives it back has to say; None: as the compiler likes."""
+        return self.layout
+
+    @property
     def page_bytes(self) -> int:
+        """Of a page in the tiers below."""
         return self.shape.page_elements * self.dtype.itemsize
 
     @property
@@ -195,11 +205,11 @@ class DevicePool:
                 array = self._gather(self.array, block, index, count)
             else:
                 array = self._gather(self.array, index)
-                array.copy_to_host_async()
+                self._start_copy(array)
         except BaseException:
             self._blocks.lose()
             raise
-        return Gathered(self._blocks, array, len(pages), kept=self._loops)
+        return Gathered(self._blocks, array, len(pages), kept=self._loops, read=self._read)
 
     def take_staging(self) -> Staging | None:
         """A buffer to be filled; None while all are in use. Any thread; so `upload` and `give_back`."""
@@ -215,7 +225,7 @@ class DevicePool:
     def upload(self, staging: Staging, count: int) -> None:
         """Starts the transfer of the first `count` rows, which must not change until the buffer is taken again."""
         # On CPU this is no transfer: the array shares the memory.
-        staging.uploaded = jax.device_put(staging.values[: self._bucket(count)])
+        staging.uploaded = self._put(staging, self._bucket(count))
 
     def scatter(self, staging: Staging, pages: Sequence[int]) -> None:
         """Puts the uploaded rows into `pages`, for all steps submitted from now on, and takes the buffer back."""
@@ -271,7 +281,7 @@ class DevicePool:
         for bucket in self._buckets:
             index, count = self._index([0] * bucket)
             pool = self.array
-            batch = jnp.zeros((bucket, *pool.shape[1:]), self._wire)
+            batch = self._make_batch(bucket, self._wire)
             gather = (pool, batch, index, count) if self._loops else (pool, index)
             scatter = (pool, batch, index, count) if self._scatter_loops else (pool, batch, index)
             programs[f"gather {bucket}"] = self._gather.lower(*gather).compile()
@@ -300,18 +310,43 @@ class DevicePool:
 
     def _new_slots(self) -> None:
         # On CPU a gather writes into a buffer that exists: memory that is fresh every time would cost page faults.
-        batch = (self.batch_pages, *self.array.shape[1:])
-        make = partial(jnp.zeros, batch, self.dtype) if self._loops else int
+        make = partial(self._make_batch, self.batch_pages, self.dtype) if self._loops else int
         self._blocks: Slots[jax.Array | int] = Slots(self._slot_limit, make)
-        self._stagings = Slots(self._slot_limit, partial(Staging, batch, np.dtype(self._wire)))
+        self._stagings = Slots(self._slot_limit, self._make_staging)
         self._reading: deque[tuple[jax.Array, Staging]] = deque()
         """Buffers that the device reads, oldest first, with what is ready when it has."""
         self._lock = threading.Lock()
+
+    # What follows is all that differs where the pool is split over devices.
 
     def _zeros(self) -> jax.Array:
         if self.layout is None:
             return jnp.zeros(self.shape.array, self.dtype)
         return jax.jit(lambda: jnp.zeros(self.shape.array, self.dtype), out_shardings=self.layout)()
+
+    def _make_batch(self, pages: int, dtype: jnp.dtype) -> jax.Array:
+        return jnp.zeros((pages, *self.array.shape[1:]), dtype)
+
+    def _make_staging(self) -> Staging:
+        return Staging((self.batch_pages, *self.array.shape[1:]), np.dtype(self._wire))
+
+    def _programs(self) -> tuple[Any, Any]:
+        """Gather and scatter, jitted."""
+        if self._loops:
+            gather = jax.jit(gather_loop, donate_argnums=1)
+        else:
+            gather = jax.jit(partial(gather_rows, wire=self._wire))
+        scatter = scatter_loop if self._scatter_loops else scatter_rows
+        return gather, jax.jit(scatter, donate_argnums=0, out_shardings=(self.layout, None))
+
+    def _start_copy(self, array: jax.Array) -> None:
+        array.copy_to_host_async()
+
+    def _read(self, array: jax.Array, count: int) -> np.ndarray:
+        return np.asarray(array)[:count]
+
+    def _put(self, staging: Staging, count: int) -> jax.Array:
+        return jax.device_put(staging.values[:count])
 
 
 def _is_ready(array: Any) -> bool:

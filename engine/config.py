@@ -92,10 +92,12 @@ class EngineConfig:
     """Dtype of stored KV: auto (= that of activations), f32, bf16, or fp8 (e4m3 with a scale per token and head)."""
     attention_backend: str = "auto"
     """Kernels of the step, a name of `ATTENTION_BACKENDS`; auto = the best for platform and model."""
+    tp_size: int = 1
+    """Devices that the model is split over (tensor parallelism)."""
     page_size: int | None = None
     """Tokens per page; None = platform default (16 on CPU)."""
     device_cache_size: int | str = "auto"
-    """Device memory of the page pool: bytes, `2GiB`, `40%` of what is available once weights are loaded, or auto."""
+    """Memory of the page pool on each device: bytes, `2GiB`, `40%` of what is available once weights are loaded, or auto."""
     max_num_seqs: int | None = None
     """Requests running at once; None = platform default."""
     max_num_batched_tokens: int | None = None
@@ -167,6 +169,8 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (not _is_int(value) or value < 1):
                 raise ConfigError(f"{name}: {value!r} must be a whole number of at least 1")
+        if not _is_int(self.tp_size) or self.tp_size < 1:
+            raise ConfigError(f"tp_size: {self.tp_size!r} must be a whole number of at least 1")
         if not _is_int(self.seed) or not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed: {self.seed!r} must be a whole number from 0 to 2**63 - 1")
         for name in ("disable_radix_cache", "skip_warmup", "disable_prefetch", "disk_cache_read_only"):

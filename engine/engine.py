@@ -9,35 +9,22 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-from jax.sharding import SingleDeviceSharding
-
-from ..cache.device_pool import DevicePool
 from ..cache.manager import CacheManager
-from ..models.config import ModelConfig
 from ..models.source import ModelSource, resolve_model
-from ..models.transformer import Decoder, Params, attention_shape
-from ..models.weights.loader import load_params
-from ..pallas_kernels import attention
-from ..pallas_kernels.kernels import Kernels, Target
-from ..pallas_kernels.pages import PoolShape, page_bytes_on_device, pool_format
 from .chat_template import ChatTemplate
 from .compile_counter import CompileCounter, use_compile_cache
-from .config import ConfigError, EngineConfig
+from .config import EngineConfig
 from .constraint import Constraint
+from .device_side import DeviceSide
 from .grammar import Compiled, GrammarCompiler
 from .jax_executor import JaxExecutor
 from .loop import EngineLoop
-from .platform import PLATFORMS, Platform, compiler_options, device_memory, device_target, pool_pages
+from .placement import place
 from .prefetch_policy import PrefetchPolicy
-from .programs import ProgramStore
 from .reading import MeanHidden, PromptScores, Reading
 from .request import Delta, Request, SamplingParams
 from .schedule_policy import SCHEDULE_POLICIES
-from .scheduler import Limits
 from .stats import EngineStats
-from .step import StepFunctions, StepShapes
 from .text import IncrementalText
 from .tiers import build_tiers, host_pages, identity
 from .tokenizer import Tokenizer
@@ -45,9 +32,6 @@ from .trace_recorder import TraceRecorder
 from .validate import check_prompt, check_sampling, seed_for_choice
 
 logger = logging.getLogger(__name__)
-
-_JAX_DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16}
-_POOL_DTYPES = _JAX_DTYPES | {"fp8": jnp.uint8}
 
 
 class Engine:
@@ -66,7 +50,6 @@ class Engine:
 
         Raises `ConfigError`, `ModelError` or `TokenizerError` for what cannot be used.
         """
-        platform = PLATFORMS.get(jax.default_backend(), PLATFORMS["default"])
         source = resolve_model(config.model_path)
         self.config = config
         self.clock = clock
@@ -74,7 +57,6 @@ class Engine:
         self.model_name = config.model_name
         self.tokenizer = load_tokenizer(source)
         self.chat_template = _chat_template(self.tokenizer)
-        self.context_length = _context_length(config, source)
         self.end_ids = source.eos_token_ids | self.tokenizer.eos_ids
         self._grammars = GrammarCompiler(self.tokenizer, source.config.vocab_size, self.end_ids)
         self.stats = EngineStats()
@@ -83,60 +65,25 @@ class Engine:
         if (directory := config.compile_cache_path()) is not None:
             use_compile_cache(directory)
 
-        dtype = platform.dtype if config.dtype == "auto" else config.dtype
-        activations = platform.activations or dtype
-        kv_dtype = activations if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
-        self.dtype, self.activations, self.kv_dtype = dtype, activations, kv_dtype
-        params = load_params(
-            source,
-            source.config,
-            dtype=dtype,
-            quantization=config.quantization,
-            stacked=platform.stacked,
-            progress=progress,
+        placement = place(config.tp_size, source.config)
+        self.device = device = DeviceSide(
+            config, source, placement, progress=progress, on_load=self._compiles.on_load
         )
-        limits = Limits(
-            config.max_num_seqs or platform.max_num_seqs,
-            config.max_num_batched_tokens or platform.max_num_batched_tokens,
-        )
-        self.weight_bytes = _bytes_per_step(params, source.config)
+        self.dtype, self.activations, self.kv_dtype = device.dtype, device.activations, device.kv_dtype
+        self.context_length = device.context_length
+        self.weight_bytes = device.weight_bytes
         """Of parameters, read by every step; an embedding table that is no output head is not."""
-        target = device_target()
-        pool = self._make_pool(config, platform, target, limits, _POOL_DTYPES[kv_dtype])
-        page_size = pool.shape.page_size
-        self._pool = pool
+        self._pool = pool = device.pool
         self.page_bytes = pool.page_bytes
-        shapes = StepShapes(
-            limits.max_num_seqs,
-            limits.max_num_batched_tokens,
-            table_width=-(-self.context_length // page_size),
-            page_size=page_size,
-            num_pages=pool.shape.pages,
-        )
-        decoder = Decoder(source.config, _JAX_DTYPES[activations], self._select_kernels(target, page_size))
-        store = ProgramStore(
-            None if directory is None else directory / "programs",
-            (
-                source.config,
-                activations,
-                decoder.kernels.summary,
-                target,
-                vars(shapes),
-                pool.shape,
-                pool.dtype,
-            ),
-            jax.local_devices()[:1],
-            self._compiles.on_load,
-        )
-        functions = StepFunctions(decoder, shapes, pool.layout, compiler_options(target), store)
-        self.executor = JaxExecutor(params, pool, functions, shapes, source.config.vocab_size)
-        fields = identity(source, config, dtype, activations, kv_dtype, page_size)
+        page_size = pool.shape.page_size
+        self.executor = JaxExecutor(device.steps, device.shapes)
+        fields = identity(source, config, self.dtype, self.activations, self.kv_dtype, page_size)
         self.cache = CacheManager(
             pool.shape.pages,
             page_size,
             config.make_eviction_policy(),
             enabled=not config.disable_radix_cache,
-            host_pages=host_pages(config, platform, pool, shapes.table_width),
+            host_pages=host_pages(config, device.platform, pool, device.shapes.table_width),
             host_policy=config.make_eviction_policy("host"),
             write_policy=config.write_policy,
             identity=fields,
@@ -151,22 +98,13 @@ class Engine:
         self.loop = EngineLoop(
             self.cache,
             self.executor,
-            limits,
+            device.limits,
             SCHEDULE_POLICIES[config.schedule_policy](),
             clock=clock,
             transfers=self.tiers.transfers if self.tiers is not None else None,
             stats=self.stats,
             on_end=self.recorder.record if self.recorder is not None else lambda request: None,
         )
-
-    def _select_kernels(self, target: Target, page_size: int) -> Kernels:
-        shape = attention_shape(self.model_config, page_size, self.activations, self.kv_dtype)
-        try:
-            kernels = attention.select(target, shape, self.config.attention_backend)
-        except ValueError as error:
-            raise ConfigError(f"attention_backend: {error}") from None
-        logger.info("kernels on %s: %s", target.platform, kernels.summary)
-        return kernels
 
     def warm_up(
         self,
@@ -310,38 +248,6 @@ class Engine:
             self.recorder.close()
         self._compiles.close()
 
-    def _make_pool(
-        self, config: EngineConfig, platform: Platform, target: Target, limits: Limits, dtype: jnp.dtype
-    ) -> DevicePool:
-        model = self.model_config
-        page_size = config.page_size or platform.page_size
-        one = PoolShape(1, model.num_layers, page_size, model.num_kv_heads, model.head_dim)
-        one = one._replace(quantized=dtype == jnp.uint8)
-        layout = pool_format(target, SingleDeviceSharding(jax.local_devices()[0]), one.array)
-        page_bytes = page_bytes_on_device(one, dtype, layout)
-        steady, available = device_memory()
-        wanted = config.device_cache_bytes(available)
-        if wanted is None:
-            most = limits.max_num_seqs * -(-self.context_length // page_size) * page_bytes
-            pages = pool_pages(min(int(steady * platform.pool_share), most), available, page_bytes) - 1
-        else:
-            pages = wanted // page_bytes - 1
-            if wanted > available:
-                raise ConfigError(
-                    f"device_cache_size: {wanted} bytes are asked for, but only {available} are available"
-                )
-        if pages < 1:
-            raise ConfigError(
-                f"device_cache_size: there is room for no page; a page of {page_size} tokens takes {page_bytes} bytes,"
-                " and one more is kept as scratch"
-            )
-        return DevicePool(one._replace(pages=pages), dtype, layout=layout)
-
-
-def _bytes_per_step(params: Params, model: ModelConfig) -> int:
-    read = {name: leaf for name, leaf in params.items() if name != "embed" or model.tie_embeddings}
-    return sum(leaf.nbytes for leaf in jax.tree.leaves(read))
-
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
     """The tokenizer that belongs to a model. Raises `TokenizerError`."""
@@ -354,10 +260,3 @@ def _chat_template(tokenizer: Tokenizer) -> ChatTemplate | None:
     if source is None:
         return None
     return ChatTemplate(source, tokenizer.bos_token or "", tokenizer.eos_token or "", tool_use=tool_use)
-
-
-def _context_length(config: EngineConfig, source: ModelSource) -> int:
-    most = source.config.max_position_embeddings
-    if config.context_length is not None and config.context_length > most:
-        raise ConfigError(f"context_length: {config.context_length} exceeds the model's own {most}")
-    return config.context_length or most

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 
@@ -66,16 +68,20 @@ def compiler_options(target: Target) -> dict[str, str]:
     return {}
 
 
-def device_memory() -> tuple[int, int]:
-    """Bytes on the first device: a figure that is the same at every start, for defaults, and what is available now.
+def device_memory(devices: Sequence[Any] | None = None) -> tuple[int, int]:
+    """Bytes on each of these devices of this process (the first one, if none are given): a figure that is the same at
+    every start, for defaults, and what is available now.
 
-    An accelerator is ours alone, so both are what the weights leave of it. On CPU the steady figure is all of the memory.
+    An accelerator is ours alone, so both are what the weights leave of it, where they leave least. On CPU the steady
+    figure is all of the memory, of which each device has its part.
     """
-    stats = jax.local_devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        left = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    devices = devices or jax.local_devices()[:1]
+    stats = [device.memory_stats() for device in devices]
+    if all(one and "bytes_limit" in one for one in stats):
+        left = min(one["bytes_limit"] - one.get("bytes_in_use", 0) for one in stats)
         return left, left
-    return host_memory()
+    total, available = host_memory()
+    return total // len(devices), available // len(devices)
 
 
 def host_memory() -> tuple[int, int]:

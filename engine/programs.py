@@ -17,11 +17,11 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
-import jaxlib
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
@@ -156,7 +156,7 @@ def fingerprint(made_from: Sequence[object], devices: Sequence[Any]) -> str:
     environment = [os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")]
     return _digest(
         _sources(Path(__file__).resolve().parent.parent),
-        (jax.__version__, jaxlib.__version__, device.client.platform_version),
+        (jax.__version__, version("jaxlib"), device.client.platform_version),
         sorted(settings.items()),
         environment,
         (platform.machine(), _cpu_features()),

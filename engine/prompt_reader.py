@@ -12,13 +12,11 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from ..models.transformer import Params
 from .plan import Row
-from .programs import like
 from .reading import HiddenSum, PromptScores, ReadPart
 from .request import TokenLogprob
 from .sampler import ScoreOutput
-from .step import StepFunctions
+from .step_device import StepDevice
 
 MAX_PIECE, SMALL_PIECE = 256, 32
 _LOGITS_OF_PIECE = 1 << 24
@@ -52,14 +50,14 @@ class Pending:
 class PromptReader:
     """Reads prompts for `JaxExecutor`. Holds nothing of a step."""
 
-    def __init__(self, functions: StepFunctions, vocab_size: int, max_num_seqs: int) -> None:
+    def __init__(self, device: StepDevice, vocab_size: int, max_num_seqs: int) -> None:
         largest = max(SMALL_PIECE, min(MAX_PIECE, _LOGITS_OF_PIECE // vocab_size))
         self.sizes = (SMALL_PIECE, 1 << (largest.bit_length() - 1))
-        self._functions = functions
+        self._device = device
         self._groups = max_num_seqs
 
-    def start(self, params: Params, hidden_td: jax.Array, rows: Sequence[Row]) -> Pending:
-        """Dispatches what the rows of a step ask for; `hidden_td` are its hidden states, padded as the step was."""
+    def start(self, rows: Sequence[Row], padded: int) -> Pending:
+        """Dispatches what the rows of a step ask for, whose forward is the last one; padded: to so many tokens."""
         scored, summed = [], []
         at = 0
         for row in rows:
@@ -67,9 +65,7 @@ class PromptReader:
                 kind = scored if isinstance(row.request.reading, PromptScores) else summed
                 kind.append(_Share(row, at + row.read.start - row.start))
             at += row.count
-        return Pending(
-            scored, list(self._score(params, hidden_td, scored)), summed, list(self._sum(hidden_td, summed))
-        )
+        return Pending(scored, list(self._score(scored)), summed, list(self._sum(summed, padded)))
 
     def finish(self, pending: Pending, rows: Sequence[Row]) -> list[ReadPart]:
         """Waits for what `start` dispatched for the same rows: a part for each that asked, in order."""
@@ -82,21 +78,19 @@ class PromptReader:
                 parts[id(share.row)] = HiddenSum(len(share.row.read), total)
         return [parts[id(row)] for row in rows if row.read]
 
-    def prepare_take(self, hidden_td: jax.ShapeDtypeStruct) -> None:
-        """Makes the programs that hidden states of this shape need."""
+    def prepare_take(self, tokens: int) -> None:
+        """Makes the programs that the hidden states of a forward need which is padded to `tokens`."""
         for size in self.sizes:
-            self._functions.take.prepare(hidden_td, np.zeros(size, np.int32))
+            self._device.prepare_take(tokens, np.zeros(size, np.int32))
 
-    def prepare(self, params: Params, hidden_td: jax.Array) -> None:
-        """Makes the rest, which do not depend on the shape of a step's hidden states."""
+    def prepare(self) -> None:
+        """Makes the rest, which do not depend on the shape of a step's hidden states; after some forward."""
         for size in self.sizes:
-            taken, nothing = like(hidden_td, size), np.zeros(size, np.int32)
-            self._functions.score.prepare(params, taken, nothing, nothing != 0)
-            self._functions.add_up.prepare(taken, nothing, groups=self._groups)
+            nothing = np.zeros(size, np.int32)
+            self._device.prepare_score(nothing, nothing != 0)
+            self._device.prepare_add_up(nothing, self._groups)
 
-    def _score(
-        self, params: Params, hidden_td: jax.Array, shares: Sequence[_Share]
-    ) -> Iterator[tuple[int, ScoreOutput]]:
+    def _score(self, shares: Sequence[_Share]) -> Iterator[tuple[int, ScoreOutput]]:
         columns = [
             (place, share.row.request.tokens[position + 1], top)
             for share in shares
@@ -105,15 +99,13 @@ class PromptReader:
             for place, position in zip(share.places, share.row.read, strict=True)
         ]
         for count, padded in self._pieces(np.asarray(columns, np.int32).reshape(-1, 3), fill=0):
-            taken = self._functions.take(hidden_td, padded[:, 0])
-            yield count, self._functions.score(params, taken, padded[:, 1], padded[:, 2] != 0)
+            yield count, self._device.score(padded[:, 0], padded[:, 1], padded[:, 2] != 0)
 
-    def _sum(self, hidden_td: jax.Array, shares: Sequence[_Share]) -> Iterator[jax.Array]:
+    def _sum(self, shares: Sequence[_Share], tokens: int) -> Iterator[jax.Array]:
         columns = [(place, group) for group, share in enumerate(shares) for place in share.places]
         for _, padded in self._pieces(np.asarray(columns, np.int32).reshape(-1, 2), fill=self._groups):
             # The group of padding does not exist; its place does, whatever is there.
-            taken = self._functions.take(hidden_td, np.minimum(padded[:, 0], hidden_td.shape[0] - 1))
-            yield self._functions.add_up(taken, padded[:, 1], groups=self._groups)
+            yield self._device.add_up(np.minimum(padded[:, 0], tokens - 1), padded[:, 1], self._groups)
 
     def _pieces(self, columns: np.ndarray, fill: int) -> Iterator[tuple[int, np.ndarray]]:
         small, large = self.sizes

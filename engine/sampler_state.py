@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -62,42 +63,62 @@ def state_bytes(num_slots: int, vocab_size: int, max_bias: int = MAX_BIAS) -> in
     return num_slots * (4 + 5 * vocab_size + 12 * max_bias)
 
 
+Update = tuple[str, tuple[Any, ...]]
+"""A change of one slot: a name of `UPDATES`, and its arguments behind the state, which are host values."""
+
+
 def prepare_slot(state: SamplerState, request: Request) -> SamplerState:
     """Sets up `request.slot` at an admission; a request without penalties and biases costs nothing.
 
     All of `request.tokens` count as history, so no token may be in flight. Raises ValueError as
     `bias_entries` does, before the state is touched.
     """
+    return _apply(state, slot_updates(request, state.vocab_size, state.max_bias))
+
+
+def slot_updates(request: Request, vocab_size: int, max_bias: int = MAX_BIAS) -> list[Update]:
+    """What `prepare_slot` does, in order."""
     slot = np.int32(request.slot)
-    biases = bias_entries(request, state.vocab_size, state.max_bias)
+    biases = bias_entries(request, vocab_size, max_bias)
+    updates: list[Update] = []
     if biases is not None:
-        state = set_bias(state, slot, *biases)
+        updates.append(("set_bias", (slot, *biases)))
     if request.penalizes:
         tokens = np.asarray(request.tokens, np.int32)
-        state = clear_history(state, slot)
-        state = _load(state, slot, tokens[: request.num_prompt], is_output=False)
-        state = _load(state, slot, tokens[request.num_prompt :], is_output=True)
-    return state
+        updates.append(("clear_history", (slot,)))
+        updates += _history(slot, tokens[: request.num_prompt], is_output=False)
+        updates += _history(slot, tokens[request.num_prompt :], is_output=True)
+    return updates
 
 
 def warm_up_state(state: SamplerState) -> SamplerState:
     """Compiles every update on a slot that does not exist, so that nothing changes."""
-    nowhere = np.int32(state.num_slots)
-    width = state.max_bias
-    state = clear_history(state, nowhere)
-    state = set_bias(
-        state, nowhere, np.zeros(width, np.int32), np.zeros(width, np.float32), np.zeros(width, np.int32)
-    )
-    return _load(state, nowhere, np.zeros(1, np.int32), is_output=True)
+    return _apply(state, warm_up_updates(state.num_slots, state.max_bias))
 
 
-def _load(state: SamplerState, slot: np.int32, tokens: np.ndarray, is_output: bool) -> SamplerState:
+def warm_up_updates(num_slots: int, max_bias: int = MAX_BIAS) -> list[Update]:
+    """What `warm_up_state` does."""
+    nowhere = np.int32(num_slots)
+    biases = np.zeros(max_bias, np.int32), np.zeros(max_bias, np.float32), np.zeros(max_bias, np.int32)
+    return [
+        ("clear_history", (nowhere,)),
+        ("set_bias", (nowhere, *biases)),
+        *_history(nowhere, np.zeros(1, np.int32), is_output=True),
+    ]
+
+
+def _apply(state: SamplerState, updates: list[Update]) -> SamplerState:
+    for name, arguments in updates:
+        state = UPDATES[name](state, *arguments)
+    return state
+
+
+def _history(slot: np.int32, tokens: np.ndarray, is_output: bool) -> Iterator[Update]:
     for start in range(0, len(tokens), HISTORY_CHUNK):
         part = tokens[start : start + HISTORY_CHUNK]
         ids = np.zeros(HISTORY_CHUNK, np.int32)
         ids[: len(part)] = part
-        state = add_history(state, slot, ids, np.int32(len(part)), np.bool_(is_output))
-    return state
+        yield "add_history", (slot, ids, np.int32(len(part)), np.bool_(is_output))
 
 
 @partial(jax.jit, donate_argnames="state")
@@ -133,3 +154,10 @@ def add_history(
         output_counts=state.output_counts.at[as_output, ids].add(1, mode="drop"),
         prompt_seen=state.prompt_seen.at[as_prompt, ids].set(True, mode="drop"),
     )
+
+
+UPDATES: dict[str, Callable[..., SamplerState]] = {
+    "clear_history": clear_history,
+    "set_bias": set_bias,
+    "add_history": add_history,
+}

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Format
+from jax.sharding import NamedSharding
 
 from ..models.sharding import ShardedDecoder
 from ..models.transformer import Decoder, Params, StepTokens
@@ -132,11 +133,13 @@ class StepFunctions:
         self,
         decoder: Decoder | ShardedDecoder,
         shapes: StepShapes,
-        pool_format: Format | None = None,
+        pool_format: Format | NamedSharding | None = None,
         compiler_options: dict[str, str] | None = None,
+        everywhere: NamedSharding | None = None,
         store: ProgramStore | None = None,
     ) -> None:
-        """pool_format: see `pages.pool_format`; compiler_options: see `platform.compiler_options`; store: keeps compiled
+        """pool_format: how the pool lies, see `pages.pool_format`; compiler_options: see `platform.compiler_options`;
+        everywhere: of results, where there are several devices, each of which has all of them; store: keeps compiled
         programs, None as jax does."""
         self._decoder = decoder
         self._shapes = shapes
@@ -146,6 +149,7 @@ class StepFunctions:
         def program(
             name: str, function: Callable[..., Any], variant: Callable[..., Any], **how: Any
         ) -> Program:
+            how = {"out_shardings": everywhere} | how
             return Program(store, name, jax.jit(function, compiler_options=options, **how), variant)
 
         self.forward = program(
@@ -154,7 +158,7 @@ class StepFunctions:
             lambda _, pool, __, vector, table, tokens: (tokens, pool.shape, vector.shape, table.shape),
             static_argnames="tokens",
             donate_argnames="pool",
-            out_shardings=(None, None, pool_format),
+            out_shardings=(everywhere, everywhere, pool_format),
         )
         self.sample = program(
             "sample", self._sample, lambda _, __, rows, *___: rows.flags.shape[0], donate_argnames="state"

@@ -87,7 +87,15 @@ class Shares:
 
         Row or column i of the result is `source(name)[i]` of the original.
         """
-        return _by_name(params, self._rearrange)
+        return _by_name(params, self.rearrange)
+
+    def rearrange(self, name: str, leaf: Any) -> Any:
+        """One parameter of `rearranged`."""
+        source = self.source(name)
+        if source is None:
+            return leaf
+        axis = leaf.ndim - len(_AXES[name]) + _split_axis(name)
+        return jnp.take(leaf, source, axis=axis, mode="fill", fill_value=0)
 
     def source(self, name: str) -> NDArray[np.int32] | None:
         """Which rows (`o`, `down`: columns) of a parameter the shares hold, in the order of devices, all equally many.
@@ -99,6 +107,14 @@ class Shares:
     def specs(self, params: Params) -> Params:
         """The partition of rearranged parameters, as a tree of theirs."""
         return _by_name(params, self._spec)
+
+    def split_axis(self, name: str) -> int:
+        """The axis of a parameter (of one layer) that `source` counts; 0 for one that is never split."""
+        return _split_axis(name) if name in _AXES else 0
+
+    def sharding(self, name: str, leaf: Any) -> NamedSharding:
+        """Of a rearranged parameter, of which only `ndim` matters; with the stacked layers first, if it has them."""
+        return NamedSharding(self.mesh, self._spec(name, leaf))
 
     def place(self, params: Params) -> Params:
         """Rearranged parameters, on the devices of the mesh."""
@@ -118,12 +134,10 @@ class Shares:
         """The partition of `pool_array`."""
         return self.rules.spec(None, None, None, "heads")
 
-    def _rearrange(self, name: str, leaf: Any) -> Any:
-        source = self.source(name)
-        if source is None:
-            return leaf
-        axis = leaf.ndim - len(_AXES[name]) + _split_axis(name)
-        return jnp.take(leaf, source, axis=axis, mode="fill", fill_value=0)
+    @property
+    def pool_sharding(self) -> NamedSharding:
+        """`pool_spec` on the mesh."""
+        return NamedSharding(self.mesh, self.pool_spec)
 
     def _spec(self, name: str, leaf: Any) -> PartitionSpec:
         logical = _AXES.get(name, ())
@@ -132,8 +146,8 @@ class Shares:
 
 
 class ShardedDecoder:
-    """Has the functions of `Decoder`, over parameters and a pool that `Shares` laid out. Hidden states are on every
-    device, logits split over the vocabulary."""
+    """Has the functions of `Decoder`, over parameters and a pool that `Shares` laid out. Hidden states and logits are on
+    every device, so that each samples the same tokens and nothing has to be told."""
 
     def __init__(self, shares: Shares, dtype: jnp.dtype, kernels: Kernels) -> None:
         """kernels: chosen for `shares.share`."""
@@ -161,7 +175,7 @@ class ShardedDecoder:
             self._share.logits,
             mesh=self._shares.mesh,
             in_specs=(self._shares.specs(params), PartitionSpec()),
-            out_specs=self._shares.rules.spec(None, "vocab"),
+            out_specs=PartitionSpec(),
             check_vma=False,
         )
         return run(params, hidden_sd)[:, : self.config.vocab_size]
@@ -173,6 +187,11 @@ class _Share(Decoder):
     def __init__(self, shares: Shares, dtype: jnp.dtype, kernels: Kernels) -> None:
         super().__init__(shares.share, dtype, kernels)
         self._rules = shares.rules
+
+    def logits(self, params: Params, hidden_sd: jax.Array) -> jax.Array:
+        part = super().logits(params, hidden_sd)
+        axis = self._rules.vocab
+        return part if axis is None else lax.all_gather(part, axis, axis=1, tiled=True)
 
     def embed(self, params: Params, ids_t: jax.Array) -> jax.Array:
         axis = self._rules.vocab

@@ -104,7 +104,7 @@ def test_pure_modules_load_no_jax_and_no_bare_names() -> None:
     pure = [
         f"tierax.{name}"
         for name in read_sources(ROOT)
-        if name != "cache.device_pool" and any(fnmatchcase(name, pattern) for pattern in NEVER_JAX)
+        if not name.endswith("device_pool") and any(fnmatchcase(name, pattern) for pattern in NEVER_JAX)
     ]
     assert {"tierax.cache", "tierax.engine.request", "tierax.models.config"} <= set(pure)
     loaded = _modules_loaded_by("tierax", "tierax.cli.main", "tierax.cli.serve", "tierax.cli.generate", *pure)

@@ -63,20 +63,40 @@ class GGUFFile:
 
         Raises `ModelError` for a type that the `gguf` package does not dequantize, and `KeyError` for an unknown name.
         """
+        return self._values(name, self._stored(name))
+
+    def read_range(self, name: str, axis: int, start: int, stop: int) -> NDArray[np.float32]:
+        """`read(name)` from `start` to `stop` along one axis; of the rest at most some blocks are dequantized."""
+        stored, columns = self._stored(name), axis == len(self.tensors[name].shape) - 1
+        if not columns:
+            return self._values(name, stored[(slice(None),) * axis + (slice(start, stop),)])
+        # The values of a row are stored in blocks.
+        block, block_bytes = _block(self.tensors[name].kind)
+        first = start // block
+        part = stored[..., first * block_bytes : -(-stop // block) * block_bytes]
+        values = self._values(name, part)
+        return values[..., start - first * block : stop - first * block]
+
+    def _stored(self, name: str) -> NDArray[np.uint8]:
+        """The bytes of a tensor, `[..., bytes of a row]`."""
         info = self.tensors[name]
         data = np.frombuffer(self._map, np.uint8, info.nbytes, info.offset)
-        if info.kind in _PLAIN:
-            return data.view(_PLAIN[info.kind]).astype(np.float32).reshape(info.shape)
+        return data.reshape(*info.shape[:-1], -1)
+
+    def _values(self, name: str, stored: NDArray[np.uint8]) -> NDArray[np.float32]:
+        kind = self.tensors[name].kind
+        stored = np.ascontiguousarray(stored)
+        if kind in _PLAIN:
+            return stored.view(_PLAIN[kind]).astype(np.float32)
 
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
-        rows = data.reshape(*info.shape[:-1], -1)
         try:
-            return dequantize(rows, GGMLQuantizationType[info.kind])
+            return dequantize(stored, GGMLQuantizationType[kind])
         except NotImplementedError:
             raise ModelError(
-                f"{self.path}: tensor {name} has type {info.kind}, which cannot be dequantized"
+                f"{self.path}: tensor {name} has type {kind}, which cannot be dequantized"
             ) from None
 
     def _locate(self, entries: list[_Entry], end_of_header: int) -> dict[str, TensorInfo]:
@@ -106,6 +126,13 @@ class GGUFFile:
                 raise _Malformed(f"tensor {name} occurs twice")
             tensors[name] = TensorInfo(name, shape, kind.name, start + offset, nbytes)
         return tensors
+
+
+def _block(kind: str) -> tuple[int, int]:
+    """Values of a block, and its bytes."""
+    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    return GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
 
 
 class _Malformed(Exception):

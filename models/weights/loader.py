@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import jax
@@ -19,8 +20,10 @@ from .gguf import GGUFFile
 from .host_memory import HostMemory
 from .names import Format, Parameter, is_ignored, parameters
 from .safetensors import SafetensorsWeights
+from .split import read_split
 
 if TYPE_CHECKING:
+    from ..sharding import Shares
     from ..source import ModelSource
 
 Dtype = Literal["f32", "bf16"]
@@ -35,6 +38,10 @@ class Weights(Protocol):
     def shapes(self) -> Mapping[str, tuple[int, ...]]: ...
 
     def read(self, name: str) -> NDArray[Any]: ...
+
+    def read_range(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+        """`read(name)` from `start` to `stop` along one axis, without the rest being read."""
+        ...
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
@@ -53,6 +60,7 @@ def load_params(
     stacked: bool,
     progress: bool = False,
     shardings: Any = None,
+    shares: Shares | None = None,
 ) -> Params:
     """The model's parameters as jax arrays of one type (`"f32"` or `"bf16"`); with quantization `"int8"`, matrices are
     `QuantizedMatrix` instead, made one by one as they are read.
@@ -60,25 +68,28 @@ def load_params(
     Returns `{"embed": [V, D], "final_norm": [D], "lm_head": [V, D] if untied, "layers": …}`, where `layers` is a
     dict of name -> `[L, …]` when `stacked`, else a tuple of L dicts of name -> `[…]`, with the names and shapes of
     `config.layer_shapes()`. `shardings` is a tree of the same form with a `jax.sharding.Sharding` (or None) for each
-    array; a quantised matrix cannot have one. Every array owns its memory. Host memory peaks at the model plus about its largest array.
+    array; a quantised matrix cannot have one. With `shares` instead, parameters are rearranged and split as these say, and
+    each device's part is all that is read for it. Every array owns its memory. Host memory peaks at the model plus about its largest array.
 
     Raises `ModelError` that lists all missing, unexpected and misshapen tensors at once.
     """
     if quantization not in QUANTIZATIONS:
         raise ModelError(f"unknown quantization {quantization!r}; supported: {', '.join(QUANTIZATIONS)}")
     quantized = quantization != "none"
-    if quantized and shardings is not None:
+    if quantized and not (shardings is None and shares is None):
         raise ModelError("quantised weights cannot be split over devices yet")
     if source.kind == "orbax":
         from .orbax import restore_params
 
-        params = restore_params(source.path, config, dtype=dtype, stacked=stacked, shardings=shardings)
+        params = restore_params(
+            source.path, config, dtype=dtype, stacked=stacked, shardings=shardings, shares=shares
+        )
         return quantize_params(params) if quantized else params
     target = numpy_dtype(dtype)
     with _open_weights(source, config) as weights:
         plan = check_weights(weights.shapes(), config, source.kind, where=str(source.path))
         with tqdm(total=len(plan), desc="loading weights", unit="tensor", disable=not progress) as bar:
-            build = _Builder(weights, target, quantized, bar)
+            build = _Builder(weights, target, quantized, bar, shares)
             return _load_stacked(plan, build, shardings) if stacked else _load_layers(plan, build, shardings)
 
 
@@ -136,8 +147,22 @@ class _LlamaGGUF:
         heads = self._heads.get(name.split(".")[-2])
         if heads is None:
             return values
-        pairs = values.reshape(heads, -1, 2, *values.shape[1:])
-        return pairs.swapaxes(1, 2).reshape(values.shape)
+        return _halves(values, len(values) // heads)
+
+    def read_range(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+        heads = self._heads.get(name.split(".")[-2])
+        if heads is None or axis != 0:
+            return self._file.read_range(name, axis, start, stop)
+        # Whole heads are read, whatever is wanted of them.
+        head_dim = self._file.shapes()[name][0] // heads
+        first = start // head_dim * head_dim
+        values = self._file.read_range(name, 0, first, -(-stop // head_dim) * head_dim)
+        return _halves(values, head_dim)[start - first : stop - first]
+
+
+def _halves(values: NDArray[Any], head_dim: int) -> NDArray[Any]:
+    pairs = values.reshape(-1, head_dim // 2, 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape)
 
 
 def _open_weights(source: ModelSource, config: ModelConfig) -> AbstractContextManager[Weights]:
@@ -153,8 +178,16 @@ _quantize = jax.jit(quantize)
 class _Builder:
     """Reads the parts of a parameter, in the target type, into host memory that goes over to jax."""
 
-    def __init__(self, weights: Weights, dtype: np.dtype[Any], quantized: bool, bar: tqdm[Any]) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        dtype: np.dtype[Any],
+        quantized: bool,
+        bar: tqdm[Any],
+        shares: Shares | None = None,
+    ) -> None:
         self._weights = weights
+        self._shares = shares
         self._dtype = dtype
         self._quantized = quantized
         self._bar = bar
@@ -171,6 +204,11 @@ class _Builder:
         shape = parameters[0].shape
         if self._quantized and len(shape) == 2:
             return self._build_quantized(parameters, before)
+        if self._shares is not None:
+            empty = partial(self._memory.empty, dtype=self._dtype)
+            array = read_split(self._weights, parameters, before, self._shares, empty)
+            self._bar.update(len(parameters))
+            return array
         buffer = self._memory.empty((*before, *shape), self._dtype)
         for row, parameter in zip(buffer.reshape(-1, *shape), parameters, strict=True):
             self._fill(row, parameter)

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from ..errors import ModelError
 from .loader import Params, load_params, numpy_dtype
 
 if TYPE_CHECKING:
+    from ..sharding import Shares
     from ..source import ModelSource
 
 CONFIG_FILE = "tierax.json"
@@ -93,18 +95,26 @@ def save_params(directory: Path, params: Params) -> None:
 
 
 def restore_params(
-    directory: Path, config: ModelConfig, *, dtype: str, stacked: bool, shardings: Any = None
+    directory: Path,
+    config: ModelConfig,
+    *,
+    dtype: str,
+    stacked: bool,
+    shardings: Any = None,
+    shares: Shares | None = None,
 ) -> Params:
     """Reads a converted checkpoint; arguments and result as of `loader.load_params`.
 
-    With shardings every process and device reads its own share only. Raises `ModelError` for a checkpoint that is
+    With shardings every process and device reads its own share only; with shares as much as that, from where devices then
+    pass on what is another's. Raises `ModelError` for a checkpoint that is
     incomplete or of other shapes than `config` says.
     """
     import orbax.checkpoint as ocp
 
     weight_files(directory)
     path = directory.resolve() / _PARAMS
-    targets = _targets(config, dtype, _stack_shardings(shardings) if not stacked else shardings)
+    placed = _stack_shardings(shardings) if not stacked else shardings
+    targets = _targets(config, dtype, placed if shares is None else _even_shardings(config, shares))
     with ocp.StandardCheckpointer() as checkpointer:
         # Orbax answers with nothing, rather than an error, where its own files are damaged.
         if not (stored := _shapes(checkpointer.metadata(path).item_metadata)):
@@ -114,6 +124,8 @@ def restore_params(
             params = checkpointer.restore(path, targets)
         except (OSError, ValueError, KeyError) as error:
             raise ModelError(f"{directory}: the Orbax checkpoint cannot be read: {error}") from error
+    if shares is not None:
+        _rearrange(params, shares)
     return params if stacked else _unstack(params, config.num_layers, shardings)
 
 
@@ -205,6 +217,37 @@ def _stack_shardings(shardings: Any) -> Any:
         if isinstance(sharding, NamedSharding)
     }
     return {**shardings, "layers": layers}
+
+
+def _even_shardings(config: ModelConfig, shares: Shares) -> Any:
+    """Every stacked array cut into as many pieces as there are devices, along an axis that comes out even."""
+    mesh = shares.mesh
+
+    def even(name: str, shape: tuple[int, ...], layers: int) -> NamedSharding:
+        preferred = layers + shares.split_axis(name)
+        for axis in sorted(range(layers, len(shape)), key=lambda axis: axis != preferred):
+            if shape[axis] % mesh.size == 0:
+                return NamedSharding(mesh, PartitionSpec(*[None] * axis, mesh.axis_names))
+        return NamedSharding(mesh, PartitionSpec())
+
+    layers = {
+        name: even(name, (config.num_layers, *shape), 1) for name, shape in config.layer_shapes().items()
+    }
+    return {name: even(name, shape, 0) for name, shape in config.top_shapes().items()} | {"layers": layers}
+
+
+def _rearrange(params: Params, shares: Shares) -> None:
+    """Gives each device its own share, one array after the other."""
+
+    def place(name: str, leaf: jax.Array) -> jax.Array:
+        abstract = jax.eval_shape(partial(shares.rearrange, name), leaf)
+        placed = jax.jit(partial(shares.rearrange, name), out_shardings=shares.sharding(name, abstract))
+        return placed(leaf)
+
+    for leaves in (params, params["layers"]):
+        for name in leaves:
+            if name != "layers":
+                leaves[name] = jax.block_until_ready(place(name, leaves[name]))
 
 
 def _unstack(params: Params, num_layers: int, shardings: Any) -> Params:

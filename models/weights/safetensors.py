@@ -77,6 +77,12 @@ class SafetensorsWeights:
         """Values in the stored type: float64, float32, float16 or bfloat16."""
         return self._files[self._home[name]].get_tensor(name)
 
+    def read_range(self, name: str, axis: int, start: int, stop: int) -> NDArray[Any]:
+        """Part of a tensor along one axis; the rest is not read."""
+        everything = [slice(None)] * len(self._shapes[name])
+        everything[axis] = slice(start, stop)
+        return self._files[self._home[name]].get_slice(name)[tuple(everything)]
+
     def _find_tensors(self) -> dict[str, str]:
         """File of each tensor. An index is taken at its word, and must be right."""
         stored = {file: set(handle.keys()) for file, handle in self._files.items()}

@@ -15,6 +15,7 @@ from tierax.engine.jax_executor import JaxExecutor
 from tierax.engine.platform import compiler_options
 from tierax.engine.stats import EngineStats
 from tierax.engine.step import StepFunctions, StepShapes
+from tierax.engine.step_device import StepDevice
 from tierax.pallas_kernels.kernels import Target
 from tierax.pallas_kernels.pages import PoolShape, page_bytes_on_device, pool_format
 
@@ -55,7 +56,8 @@ def test_steps_keep_the_order_and_compile_once() -> None:
     shapes = StepShapes(4, 8, table_width=8, page_size=4, num_pages=8)
     shapes.token_buckets, shapes.row_buckets = (8,), (4,)
     functions = StepFunctions(model.decoder, shapes, layout)
-    executor = JaxExecutor(model.params, pool, functions, shapes, config.vocab_size)
+    device = StepDevice(model.params, pool, functions, num_slots=4, vocab_size=config.vocab_size)
+    executor = JaxExecutor(device, shapes)
 
     counter = CompileCounter(stats := EngineStats())
     try:

@@ -55,7 +55,7 @@ def _under(*packages: str) -> tuple[str, ...]:
 PURE_CACHE = Rule("cache*", _under("cache"), frozenset({"numpy", "tensorstore", "xxhash"}))
 RULES = (
     Rule("pallas_kernels*", _under("pallas_kernels"), frozenset({"jax", "numpy"})),
-    Rule("cache.device_pool", _under("cache", "pallas_kernels"), frozenset({"numpy", "tensorstore", "jax"})),
+    Rule("cache.*device_pool", _under("cache", "pallas_kernels"), frozenset({"numpy", "tensorstore", "jax"})),
     PURE_CACHE,
     Rule("models.config", (), frozenset()),
     Rule("models*", _under("models", "pallas_kernels")),
@@ -101,8 +101,8 @@ NEVER_JAX = (
     "lab.*",
 )
 """These stay free of jax through everything they import."""
-HOLDS_JAX = ("cache.device_pool", "lang.local")
-"""Of these, the two that are there to load it."""
+HOLDS_JAX = ("cache.device_pool", "cache.split_device_pool", "lang.local")
+"""Of these, the ones that are there to load it."""
 LAZY = ("", "cli", "cli.*")
 """These load the rest of the package inside functions only, pure settings excepted."""
 LAZY_MAY_LOAD = ("cli", "cli.*", "", "engine.config", "engine.version", "serving.config")

@@ -24,6 +24,7 @@ from tierax.engine.request import Delta, Request, SamplingParams
 from tierax.engine.schedule_policy import FCFS, SchedulePolicy
 from tierax.engine.scheduler import Limits
 from tierax.engine.step import StepFunctions, StepShapes
+from tierax.engine.step_device import StepDevice
 from tierax.models.source import resolve_model
 from tierax.models.transformer import Decoder, Params, attention_shape
 from tierax.models.weights.loader import load_params
@@ -76,9 +77,14 @@ class TinyDevice:
         shapes = StepShapes(seqs, budget, -(-context // page_size), page_size, self.pages)
         if coarse:
             shapes.token_buckets, shapes.row_buckets = (seqs, budget), (seqs,)
-        self.executor = JaxExecutor(
-            model.params, self.pool, functions(model.decoder, shapes), shapes, config.vocab_size
+        step_device = StepDevice(
+            model.params,
+            self.pool,
+            functions(model.decoder, shapes),
+            num_slots=seqs,
+            vocab_size=config.vocab_size,
         )
+        self.executor = JaxExecutor(step_device, shapes)
 
     def run(self, *, pages: int | None = None, **options: object) -> Run:
         """A new loop with an empty cache of `pages` pages (all of the pool's by default)."""

@@ -124,6 +124,13 @@ ENGINE_OPTIONS = (
         ("--kv-cache-dtype",),
         f"dtype of stored KV: {', '.join(KV_DTYPES)} (e4m3)",
     ),
+    Option(
+        "tp_size",
+        ("--tp-size", "--tensor-parallel-size", "--tp"),
+        "devices that the model is split over",
+        int,
+        "N",
+    ),
     Option("page_size", ("--page-size", "--block-size"), "tokens per page", int, "N"),
     Option(
         "device_cache_size",
@@ -434,17 +441,10 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     add_options(parser, ENGINE_OPTIONS, "engine")
     add_options(parser, TIER_OPTIONS, "tiers below the device")
-    parser.add_argument(
-        "--tp-size", "--tensor-parallel-size", type=int, default=1, metavar="N", help="only 1 in this version"
-    )
 
 
 def engine_config(values: Mapping[str, Any], parser: Parser) -> EngineConfig:
     """The engine's settings out of parsed flags."""
-    if values["tp_size"] != 1:
-        parser.error(
-            f"--tp-size {values['tp_size']}: this version runs on one device; leave it away or use 1"
-        )
     settings = pick(values, (*ENGINE_OPTIONS, *TIER_OPTIONS, NAME_OPTION))
     if settings.pop("hierarchical", False):
         settings.setdefault("host_cache_size", HIERARCHICAL_SIZE)

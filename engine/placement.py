@@ -1,0 +1,106 @@
+"""Which devices an engine runs on, and how its model is split over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from ..cache.head_order import HeadOrder
+from ..models.config import ModelConfig
+from ..models.sharding import Shares
+from .config import ConfigError
+
+Device = Any
+"""jax's class of devices, which is not declared to type checkers."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """The devices of one engine: the default one, or those of a mesh that the model is split over."""
+
+    shares: Shares | None
+    """None: the default device has all of the model."""
+
+    @cached_property
+    def local(self) -> list[Device]:
+        """Its devices in this process."""
+        if self.shares is None:
+            return jax.local_devices()[:1]
+        here = jax.process_index()
+        return [device for device in self.shares.mesh.devices.flat if device.process_index == here]
+
+    @property
+    def everywhere(self) -> NamedSharding | None:
+        """Of an array that each of several devices has all of."""
+        return None if self.shares is None else NamedSharding(self.shares.mesh, PartitionSpec())
+
+    @property
+    def single(self) -> SingleDeviceSharding:
+        """The first device of this process: memory is laid out on each as on that one."""
+        return SingleDeviceSharding(self.local[0])
+
+    def share_of(self, model: ModelConfig) -> ModelConfig:
+        """The model that one device runs."""
+        return model if self.shares is None else self.shares.share
+
+    @cached_property
+    def head_order(self) -> HeadOrder:
+        """Where this process' KV heads are. Raises `ConfigError` if it has none."""
+        assert self.shares is not None
+        here = jax.process_index()
+        devices = [i for i, d in enumerate(self.shares.mesh.devices.flat) if d.process_index == here]
+        heads, own = self.shares.config.num_kv_heads, self.shares.kv_heads[devices]
+        if not (own < heads).any():
+            raise ConfigError(
+                f"tp_size: the model's {heads} KV heads do not reach the devices of process {here};"
+                " use fewer processes"
+            )
+        return HeadOrder(self.shares.kv_heads, heads, devices)
+
+
+def place(tp_size: int, model: ModelConfig, devices: Sequence[Device] | None = None) -> Placement:
+    """A model on `tp_size` of the devices (all of jax's, if none are given): as many of each process, one after the other.
+
+    Raises `ConfigError` if there are not so many.
+    """
+    if tp_size == 1 and devices is None and jax.process_count() == 1:
+        return Placement(None)
+    if devices is None:
+        devices = choose_devices(tp_size)
+    return Placement(Shares(model, Mesh(np.array(devices), ("tp",))))
+
+
+def choose_devices(count: int) -> list[Device]:
+    """The first devices of every process, so many in all. Raises `ConfigError` if there are not."""
+    processes = jax.process_count()
+    found = jax.devices()
+    if count > len(found):
+        raise ConfigError(f"tp_size: {count} devices are asked for, {_there_are(found)}")
+    if count % processes:
+        raise ConfigError(f"tp_size: {count} devices cannot be shared out evenly among {processes} processes")
+    each = count // processes
+    chosen = [
+        device
+        for process in range(processes)
+        for device in [device for device in found if device.process_index == process][:each]
+    ]
+    if len(chosen) < count:
+        raise ConfigError(f"tp_size: {count} devices are {each} of each process, but some process has fewer")
+    return chosen
+
+
+def _there_are(found: Sequence[Device]) -> str:
+    platform, count = found[0].platform, len(found)
+    text = f"but jax finds {count} ({platform})"
+    if platform != "cpu":
+        return text
+    return (
+        f"{text}; the environment variable XLA_FLAGS=--xla_force_host_platform_device_count=N makes N devices of the"
+        " CPU, to try things out"
+    )
