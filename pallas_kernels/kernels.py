@@ -24,6 +24,10 @@ WriteKv = Callable[..., jax.Array]
 Linear = Callable[[jax.Array, Weight], jax.Array]
 """`linear(x_ti, weight_oi) -> x_to`, the product with the transposed weight, see `linear.linear`."""
 
+GroupedLinear = Callable[[jax.Array, Weight, jax.Array], jax.Array]
+"""`grouped_linear(x_mi, weight_eoi, sizes_e) -> x_mo`, in x's dtype: the first `sizes[0]` rows by `weight[0].T`, the next
+`sizes[1]` rows by `weight[1].T`, and so on. Rows past them are undefined but finite."""
+
 
 class Kernels(NamedTuple):
     """The kernels that one step is built with."""
@@ -33,6 +37,7 @@ class Kernels(NamedTuple):
     attend: Attend
     write_kv: WriteKv
     linear: Linear
+    grouped_linear: GroupedLinear
     detail: str = ""
     """What else a user may want to know of them, in a word or two: the instruction set."""
 

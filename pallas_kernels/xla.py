@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .batch import RaggedBatch
+from .experts import looped_linear, ragged_linear
 from .kernels import AttentionShape, Kernels, Target
 from .linear import linear
 from .pages import PoolShape, gather_layer, write_kv
@@ -36,7 +37,8 @@ def refuses(target: Target, shape: AttentionShape) -> str | None:
 
 
 def kernels(target: Target, shape: AttentionShape) -> Kernels:
-    return Kernels("xla", attend, write_kv, linear)
+    grouped = looped_linear if target.platform == "cpu" else ragged_linear
+    return Kernels("xla", attend, write_kv, linear, grouped)
 
 
 def attend(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from ..experts import ragged_linear
 from ..kernels import AttentionShape, Kernels, Target
 from ..linear import linear
 from .attention import attend
@@ -34,5 +35,9 @@ def kernels(target: Target, shape: AttentionShape) -> Kernels:
     decode, chunk = blocks(target.generation, shape)
     vmem_bytes = TUNING[target.generation].vmem_bytes
     return Kernels(
-        "tpu", partial(attend, decode=decode, chunk=chunk, vmem_bytes=vmem_bytes), write_kv, linear
+        "tpu",
+        partial(attend, decode=decode, chunk=chunk, vmem_bytes=vmem_bytes),
+        write_kv,
+        linear,
+        ragged_linear,
     )
