@@ -144,7 +144,7 @@ class Layer(_Block):
         logits = weights.project("router", x_td.astype(jnp.float32))
         choice = experts.route(logits, e.per_token, normalized=e.normalized)
         # Rows of padding go to no expert.
-        chosen = jnp.where(real_t[:, None], choice.experts, e.count)
+        chosen = jnp.where(real_t[:, None], choice.experts, -1)
         return weights.mix(x_td, choice._replace(experts=chosen))
 
 

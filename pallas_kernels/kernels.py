@@ -26,7 +26,7 @@ Linear = Callable[[jax.Array, Weight], jax.Array]
 
 GroupedLinear = Callable[[jax.Array, Weight, jax.Array], jax.Array]
 """`grouped_linear(x_mi, weight_eoi, sizes_e) -> x_mo`, in x's dtype: the first `sizes[0]` rows by `weight[0].T`, the next
-`sizes[1]` rows by `weight[1].T`, and so on. Rows past them are undefined but finite."""
+`sizes[1]` rows by `weight[1].T`, and so on. Rows past them are undefined."""
 
 
 class Kernels(NamedTuple):
