@@ -223,7 +223,10 @@ def split_heads(heads: int, kv_heads: int, devices: int) -> tuple[NDArray[np.int
 
 
 def _sources(
-    config: ModelConfig, q_heads: NDArray[np.int32], kv_heads: NDArray[np.int32], devices: tuple[int, int]
+    config: ModelConfig,
+    q_heads: NDArray[np.int32],
+    kv_heads: NDArray[np.int32],
+    devices: tuple[int, int, int],
 ) -> dict[str, NDArray[np.int32]]:
     """See `Shares.source`; devices: those that the MLP, the vocabulary and the experts are split over."""
     mlp, vocab, experts = devices

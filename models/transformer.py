@@ -53,14 +53,24 @@ class LayerWeights:
 
     def mix(self, x_td: jax.Array, choice: experts.Choice) -> jax.Array:
         """The sum of what each token's experts make of it."""
-        decoder = self._decoder
+        decoder, names = self._decoder, ("experts_gate_up", "experts_down")
         held = choice._replace(experts=decoder.held_experts(choice.experts))
-        mixed = partial(experts.mix, grouped=decoder.kernels.grouped_linear)
+        config = decoder.config.experts
+        assert config is not None
+        mixed = partial(experts.mix, grouped=decoder.kernels.grouped_linear, count=config.count)
 
         def use(x: jax.Array, gate_up: Weight, down: Weight) -> jax.Array:
             return mixed(x, held, gate_up, down)
 
-        return decoder.combine("experts_down", self._use(("experts_gate_up", "experts_down"), use, x_td))
+        if names[0] not in self._layers.stacks:
+            return decoder.combine(names[1], self._use(names, use, x_td))
+        # Those of all layers in a row: a layer's would be copied out for a kernel that reads them.
+        every = (
+            jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), self._layers.stacks[name])
+            for name in names
+        )
+        first = self._layers.row(names[0], self._index) * config.count
+        return decoder.combine(names[1], mixed(x_td, held, *every, first=first))
 
     def by_layer(self, kinds: tuple[bool, ...], on: Callable, off: Callable, x: jax.Array) -> jax.Array:
         """`on(x)` in layers where `kinds` is true, else `off(x)`."""
@@ -239,7 +249,7 @@ class _Layers:
         self.matrices: dict[str, tuple[Weight, ...]] = {}
         """One for each layer that has it: to be picked."""
         self.stacks: dict[str, Weight] = {}
-        """The same in the stacked form, of what not all layers have."""
+        """The same in the stacked form, of experts, and of what not all layers have."""
         self.scanned: Params = {}
         """Leaves `[L, ...]`."""
         for name in config.layer_shapes():
@@ -251,8 +261,8 @@ class _Layers:
                 else:
                     self.scanned[name] = jnp.stack(of_each)
             else:
-                everywhere = len(holders) == config.num_layers
-                (self.scanned if everywhere else self.stacks)[name] = layers[name]
+                scanned = len(holders) == config.num_layers and not name.startswith("experts_")
+                (self.scanned if scanned else self.stacks)[name] = layers[name]
 
     def row(self, name: str, layer: jax.Array) -> jax.Array:
         """The layer's place among those that have the parameter."""

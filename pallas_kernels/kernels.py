@@ -24,9 +24,10 @@ WriteKv = Callable[..., jax.Array]
 Linear = Callable[[jax.Array, Weight], jax.Array]
 """`linear(x_ti, weight_oi) -> x_to`, the product with the transposed weight, see `linear.linear`."""
 
-GroupedLinear = Callable[[jax.Array, Weight, jax.Array], jax.Array]
-"""`grouped_linear(x_mi, weight_eoi, sizes_e) -> x_mo`, in x's dtype: the first `sizes[0]` rows by `weight[0].T`, the next
-`sizes[1]` rows by `weight[1].T`, and so on. Rows past them are undefined."""
+GroupedLinear = Callable[[jax.Array, Weight, jax.Array, "jax.Array | int"], jax.Array]
+"""`grouped_linear(x_mi, weight_goi, sizes_e, first) -> x_mo`, in x's dtype: the first `sizes[0]` rows by `weight[first].T`,
+the next `sizes[1]` rows by `weight[first + 1].T`, and so on: so the experts of all layers may lie in one array, of which no
+layer has to be cut out. Rows past the last group are undefined."""
 
 
 class Kernels(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..experts import ragged_linear
+from ..experts import looped_linear
 from ..kernels import AttentionShape, Kernels, Target
 from ..linear import linear
 from ..pages import write_kv
@@ -33,7 +33,9 @@ def kernels(target: Target, shape: AttentionShape) -> Kernels:
     from .triton_attention import attend
 
     blocks = blocks_for(target, shape)
-    return Kernels("triton", partial(attend, blocks=blocks), write_kv, linear, ragged_linear)
+    return Kernels(
+        "triton", partial(attend, blocks=blocks), write_kv, linear, partial(looped_linear, most_rows=128)
+    )
 
 
 def _major(generation: str) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from ..experts import ragged_linear
 from ..kernels import AttentionShape, Kernels, Target
 from ..linear import linear
 from .attention import attend
 from .blocks import TUNING, blocks, fits
+from .experts import grouped_linear
 from .write import write_kv
 
 PAGE_SIZES = range(16, 257, 16)
@@ -39,5 +39,5 @@ def kernels(target: Target, shape: AttentionShape) -> Kernels:
         partial(attend, decode=decode, chunk=chunk, vmem_bytes=vmem_bytes),
         write_kv,
         linear,
-        ragged_linear,
+        grouped_linear,
     )
