@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
+
+_MLP = ("gate_up", "gate_up_bias", "down", "down_bias")
+_EXPERTS = ("router", "experts_gate_up", "experts_down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +32,29 @@ class RopeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """A mixture of experts in place of layers' MLPs: a router sends each token to a few of many small MLPs."""
+
+    count: int
+    per_token: int
+    """Experts that a token goes to: those that the router's softmax gives most."""
+    intermediate_size: int
+    """Inner size of one expert."""
+    normalized: bool = True
+    """The weights of a token's experts are scaled to a sum of 1."""
+    dense_layers: tuple[int, ...] = ()
+    """Layers that keep a plain MLP, in order."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """One decoder-only transformer of the Llama lineage (Llama, Mistral, Qwen2, Qwen3)."""
+    """One decoder-only transformer of the Llama lineage (Llama, Mistral, Mixtral, Qwen2, Qwen3, Qwen3-MoE)."""
 
     family: str
     vocab_size: int
     hidden_size: int
     intermediate_size: int
+    """Inner size of a plain MLP."""
     num_layers: int
     num_heads: int
     num_kv_heads: int
@@ -49,13 +69,31 @@ class ModelConfig:
     qk_norm: bool = False
     sliding_windows: tuple[int, ...] = ()
     """Window of each layer in tokens, 0 = full attention; empty means full attention everywhere."""
+    experts: ExpertsConfig | None = None
 
     def window(self, layer: int) -> int:
         """Sliding window of one layer in tokens; 0 = full attention."""
         return self.sliding_windows[layer] if self.sliding_windows else 0
 
+    @property
+    def dense_layers(self) -> tuple[int, ...]:
+        """Layers with a plain MLP, in order; the others have experts."""
+        return tuple(range(self.num_layers)) if self.experts is None else self.experts.dense_layers
+
+    def layers_with(self, name: str) -> tuple[int, ...]:
+        """The layers that have the parameter of this name, in order."""
+        if name in _MLP:
+            return self.dense_layers
+        if name in _EXPERTS:
+            dense = set(self.dense_layers)
+            return tuple(layer for layer in range(self.num_layers) if layer not in dense)
+        return tuple(range(self.num_layers))
+
     def layer_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Parameters of one layer. Matrices are `[out, in]`; q, k, v and gate, up are fused along `out`."""
+        """Parameters of a layer; which layers have which, `layers_with` tells.
+
+        Matrices are `[out, in]`, those of experts `[experts, out, in]`; q, k, v and gate, up are fused along `out`.
+        """
         d, f, h = self.hidden_size, self.intermediate_size, self.head_dim
         q, qkv = self.num_heads * h, (self.num_heads + 2 * self.num_kv_heads) * h
         shapes: dict[str, tuple[int, ...]] = {
@@ -63,9 +101,15 @@ class ModelConfig:
             "qkv": (qkv, d),
             "o": (d, q),
             "mlp_norm": (d,),
-            "gate_up": (2 * f, d),
-            "down": (d, f),
         }
+        if self.dense_layers:
+            shapes |= {"gate_up": (2 * f, d), "down": (d, f)}
+        if (e := self.experts) is not None:
+            shapes |= {
+                "router": (e.count, d),
+                "experts_gate_up": (e.count, 2 * e.intermediate_size, d),
+                "experts_down": (e.count, d, e.intermediate_size),
+            }
         if self.qkv_bias:
             shapes["qkv_bias"] = (qkv,)
         if self.o_bias:
@@ -90,17 +134,19 @@ class ModelConfig:
 
     def num_parameters(self) -> int:
         """Stored parameters; a tied head counts once."""
+        layers = self.layer_shapes().items()
+        of_layers = sum(len(self.layers_with(name)) * math.prod(shape) for name, shape in layers)
+        return sum(map(math.prod, self.top_shapes().values())) + of_layers
 
-        def count(shapes: dict[str, tuple[int, ...]]) -> int:
-            total = 0
-            for shape in shapes.values():
-                size = 1
-                for dim in shape:
-                    size *= dim
-                total += size
-            return total
-
-        return count(self.top_shapes()) + self.num_layers * count(self.layer_shapes())
+    def parameters_per_token(self) -> int:
+        """The parameters that one token meets: those of experts count for the few that it goes to."""
+        if (e := self.experts) is None:
+            return self.num_parameters()
+        of_expert = sum(
+            math.prod(self.layer_shapes()[name][1:]) for name in ("experts_gate_up", "experts_down")
+        )
+        idle = (e.count - e.per_token) * of_expert * (self.num_layers - len(e.dense_layers))
+        return self.num_parameters() - idle
 
     def kv_bytes_per_token(self, itemsize: int) -> int:
         """Bytes of K and V of all layers for one token."""

@@ -8,7 +8,8 @@ costs collective permutes as well: the fused matrix [q; k; v], split evenly, put
 For that, parameters are rearranged once, when they are loaded (`Shares.rearranged`): rows of `qkv` become
 `[q; k; v]` of device 0, then those of device 1 …, likewise `[gate; up]`. Where heads, the inner size or the vocabulary do
 not come out even, shares are filled up with rows of zeros, which add nothing; KV heads are replicated when there are
-fewer than devices. So any model runs on any number of devices, at the price of the filling.
+fewer than devices. Experts are held whole, each by one device, which computes the tokens that go to them; what the devices
+get is added up. So any model runs on any number of devices, at the price of the filling.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 from ..pallas_kernels.batch import RaggedBatch
 from ..pallas_kernels.kernels import Kernels
 from ..pallas_kernels.pages import PoolShape
-from .config import ModelConfig
+from .config import ExpertsConfig, ModelConfig
 from .transformer import Decoder, Params, StepTokens
 
 
@@ -39,6 +40,8 @@ class ShardingRules(NamedTuple):
     """The inner size of the MLP."""
     vocab: str | None = "tp"
     """Rows of the embedding and of the output head."""
+    experts: str | None = "tp"
+    """Whole experts; the router is on every device."""
 
     def spec(self, *logical: str | None) -> PartitionSpec:
         """Of an array whose axes have these logical names, None for one that is never split."""
@@ -54,8 +57,13 @@ _AXES: dict[str, tuple[str | None, ...]] = {
     "down": (None, "mlp"),
     "embed": ("vocab", None),
     "lm_head": ("vocab", None),
+    "experts_gate_up": ("experts", None, None),
+    "experts_down": ("experts", None, None),
 }
 """Logical axes of the parameters that are split; the others are on every device."""
+
+_ADDED_UP = {"o": "heads", "down": "mlp", "experts_down": "experts"}
+"""Products of which each device has a part of every sum, and the logical axis that it comes from."""
 
 
 class Shares:
@@ -68,7 +76,7 @@ class Shares:
         self.config = config
         self.mesh = mesh
         self.rules = rules = ShardingRules() if rules is None else rules
-        heads, mlp, vocab = (1 if axis is None else mesh.shape[axis] for axis in rules)
+        heads, mlp, vocab, experts = (1 if axis is None else mesh.shape[axis] for axis in rules)
         q_heads, kv_heads = split_heads(config.num_heads, config.num_kv_heads, heads)
         self.kv_heads = kv_heads
         """i32 `[devices, KV heads of a share]`: which heads of the model they are; `config.num_kv_heads` = none."""
@@ -78,9 +86,10 @@ class Shares:
             num_kv_heads=kv_heads.shape[1],
             intermediate_size=-(-config.intermediate_size // mlp),
             vocab_size=-(-config.vocab_size // vocab),
+            experts=_expert_share(config.experts, experts),
         )
         """The model that one device runs: what its kernels are chosen by."""
-        self._sources = _sources(config, q_heads, kv_heads, (mlp, vocab))
+        self._sources = _sources(config, q_heads, kv_heads, (mlp, vocab, experts))
 
     def rearranged(self, params: Params) -> Params:
         """Parameters as `load_params` gives them, in the order of the shares; still whole arrays, or abstract ones.
@@ -204,10 +213,15 @@ class _Share(Decoder):
         return lax.psum(jnp.where(here[:, None], found, 0), axis)
 
     def combine(self, name: str, product_to: jax.Array) -> jax.Array:
-        # A matrix that is split along its input gives each device a part of every sum.
-        *_, logical = _AXES[name]
-        axis = None if logical is None else getattr(self._rules, logical)
+        axis = getattr(self._rules, _ADDED_UP[name]) if name in _ADDED_UP else None
         return product_to if axis is None else lax.psum(product_to, axis)
+
+    def held_experts(self, chosen_tk: jax.Array) -> jax.Array:
+        axis, experts = self._rules.experts, self.config.experts
+        if axis is None or experts is None:
+            return chosen_tk
+        # Those of other devices come to lie outside of the share.
+        return jnp.where(chosen_tk < 0, -1, chosen_tk - lax.axis_index(axis) * experts.count)
 
 
 def split_heads(heads: int, kv_heads: int, devices: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
@@ -228,10 +242,13 @@ def split_heads(heads: int, kv_heads: int, devices: int) -> tuple[NDArray[np.int
 
 
 def _sources(
-    config: ModelConfig, q_heads: NDArray[np.int32], kv_heads: NDArray[np.int32], devices: tuple[int, int]
+    config: ModelConfig,
+    q_heads: NDArray[np.int32],
+    kv_heads: NDArray[np.int32],
+    devices: tuple[int, int, int],
 ) -> dict[str, NDArray[np.int32]]:
-    """See `Shares.source`; devices: those that the MLP and the vocabulary are split over."""
-    mlp, vocab = devices
+    """See `Shares.source`; devices: those that the MLP, the vocabulary and the experts are split over."""
+    mlp, vocab, experts = devices
     sources: dict[str, NDArray[np.int32]] = {}
     if len(q_heads) > 1:
         q, kv = config.num_heads, config.num_kv_heads
@@ -250,9 +267,20 @@ def _sources(
         sources["down"] = down.reshape(-1)
     if vocab > 1:
         sources["embed"] = sources["lm_head"] = _even(config.vocab_size, vocab).reshape(-1)
+    if experts > 1 and config.experts is not None:
+        held = _even(config.experts.count, experts).reshape(-1)
+        sources["experts_gate_up"] = sources["experts_down"] = held
+    shapes = config.top_shapes() | config.layer_shapes()
     return {
-        name: source for name, source in sources.items() if not np.array_equal(source, np.arange(len(source)))
+        name: source
+        for name, source in sources.items()
+        # A single row of zeros at the end is a change, too.
+        if name in shapes and not np.array_equal(source, np.arange(shapes[name][_split_axis(name)]))
     }
+
+
+def _expert_share(experts: ExpertsConfig | None, devices: int) -> ExpertsConfig | None:
+    return None if experts is None else dataclasses.replace(experts, count=-(-experts.count // devices))
 
 
 def _elements(heads: NDArray[np.int32], head_dim: int) -> NDArray[np.int32]:

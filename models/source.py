@@ -11,8 +11,9 @@ from typing import Any, Literal
 
 from .config import ModelConfig
 from .errors import ModelError
+from .gguf_config import config_from_gguf
 from .hf_cache import find_cached
-from .hf_config import config_from_gguf, config_from_hf
+from .hf_config import config_from_hf
 from .weights import digest, orbax
 from .weights.gguf import GGUFFile
 from .weights.safetensors import weight_files

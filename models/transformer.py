@@ -1,7 +1,8 @@
 """The Llama-lineage decoder as functional Flax: nnx defines the layers, plain leaves go through one jitted step.
 
 `Layer` and `Trunk` are nnx modules; `Decoder.forward` merges them with the parameters while it is traced, and scans one
-layer over all of them. Parameters are the nested dict that `weights.loader.load_params` returns, whose matrices may be of
+layer over all of them. Where some layers have experts and others a plain MLP, the scan's body has both, and runs one: so
+the two may come in any order, and no stack of weights is cut into segments. Parameters are the nested dict that `weights.loader.load_params` returns, whose matrices may be of
 fewer bits than activations (`pallas_kernels.linear.Weight`); `params["layers"]` is either one dict of stacked leaves `[L, ...]`, or a tuple of L dicts. A scan over stacked leaves copies each layer's
 matrices out of the stack on XLA's CPU backend, a third more time for a decode step of one row; with a tuple the scan's
 body picks the matrix by `lax.switch`, which passes a pointer, and still compiles as one layer.
@@ -10,6 +11,7 @@ body picks the matrix by `lax.switch`, which passes a pointer, and still compile
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -17,16 +19,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from ..pallas_kernels import experts
 from ..pallas_kernels.batch import RaggedBatch
 from ..pallas_kernels.kernels import AttentionShape, Kernels
-from ..pallas_kernels.linear import take_rows
+from ..pallas_kernels.linear import Weight, take_rows
 from .config import ModelConfig
 from .rope import rope_frequencies
 
 Params = dict[str, Any]
-
-Project = Callable[[str, jax.Array], jax.Array]
-"""`project(name, x_ti) -> x_to`: the product with the layer's matrix of that name."""
 
 
 class StepTokens(NamedTuple):
@@ -38,6 +38,56 @@ class StepTokens(NamedTuple):
     """i32 `[T]`: index of each token in its sequence."""
     slots: jax.Array
     """i32 `[T]`: where its KV goes (`pages.write_kv`); padding names the scratch page."""
+
+
+class LayerWeights:
+    """The matrices of the layer that a scan is at, wherever they lie, and what is computed with them."""
+
+    def __init__(self, decoder: Decoder, layers: _Layers, leaves: Params, index: jax.Array) -> None:
+        """leaves: the layer's part of what is scanned; index: of the layer."""
+        self._decoder, self._layers, self._leaves, self._index = decoder, layers, leaves, index
+
+    def project(self, name: str, x_ti: jax.Array) -> jax.Array:
+        """The product with the matrix of this name."""
+        return self._decoder.combine(name, self._use((name,), self._decoder.kernels.linear, x_ti))
+
+    def mix(self, x_td: jax.Array, choice: experts.Choice) -> jax.Array:
+        """The sum of what each token's experts make of it."""
+        decoder, names = self._decoder, ("experts_gate_up", "experts_down")
+        held = choice._replace(experts=decoder.held_experts(choice.experts))
+        config = decoder.config.experts
+        assert config is not None
+        mixed = partial(experts.mix, grouped=decoder.kernels.grouped_linear, count=config.count)
+
+        def use(x: jax.Array, gate_up: Weight, down: Weight) -> jax.Array:
+            return mixed(x, held, gate_up, down)
+
+        if names[0] not in self._layers.stacks:
+            return decoder.combine(names[1], self._use(names, use, x_td))
+        # Those of all layers in a row: a layer's would be copied out for a kernel that reads them.
+        every = (
+            jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), self._layers.stacks[name])
+            for name in names
+        )
+        first = self._layers.row(names[0], self._index) * config.count
+        return decoder.combine(names[1], mixed(x_td, held, *every, first=first))
+
+    def by_layer(self, kinds: tuple[bool, ...], on: Callable, off: Callable, x: jax.Array) -> jax.Array:
+        """`on(x)` in layers where `kinds` is true, else `off(x)`."""
+        if all(kinds) or not any(kinds):
+            return on(x) if all(kinds) else off(x)
+        return lax.cond(jnp.asarray(kinds)[self._index], on, off, x)
+
+    def _use(self, names: tuple[str, ...], product: Callable[..., jax.Array], x: jax.Array) -> jax.Array:
+        """`product(x, *matrices)`."""
+        if all(name in self._leaves for name in names):
+            return product(x, *(self._leaves[name] for name in names))
+        row = self._layers.row(names[0], self._index)
+        if names[0] in self._layers.stacks:
+            stacks = [self._layers.stacks[name] for name in names]
+            return product(x, *(jax.tree.map(lambda leaf: leaf[row], stack) for stack in stacks))
+        of_each = zip(*(self._layers.matrices[name] for name in names), strict=True)
+        return lax.switch(row, [lambda x, w=w: product(x, *w) for w in of_each], x)
 
 
 class _Block(nnx.Module):
@@ -68,14 +118,10 @@ class Layer(_Block):
         tokens: StepTokens,
         batch: RaggedBatch,
         kernels: Kernels,
-        project: Project,
+        weights: LayerWeights,
     ) -> tuple[jax.Array, jax.Array]:
         c = self.config
-
-        def dense(name: str, x: jax.Array) -> jax.Array:
-            bias = f"{name}_bias"
-            return project(name, x) + self.leaf(bias) if hasattr(self, bias) else project(name, x)
-
+        dense = partial(self._dense, weights)
         rows = x_td.shape[0]
         qkv = dense("qkv", rms_norm(x_td, self.leaf("attn_norm"), c.rms_norm_eps))
         qkv = qkv.reshape(rows, c.num_heads + 2 * c.num_kv_heads, c.head_dim)
@@ -87,9 +133,29 @@ class Layer(_Block):
         pool = kernels.write_kv(pool, k, v, tokens.slots, layer)
         attended = kernels.attend(q, pool, layer, batch, window=window)
         x_td = x_td + dense("o", attended.reshape(rows, -1))
-        gate_up = dense("gate_up", rms_norm(x_td, self.leaf("mlp_norm"), c.rms_norm_eps))
-        gate, up = jnp.split(gate_up, 2, axis=-1)
-        return x_td + dense("down", jax.nn.silu(gate) * up), pool
+        x = rms_norm(x_td, self.leaf("mlp_norm"), c.rms_norm_eps)
+        dense_layers = set(c.dense_layers)
+        plain = tuple(layer in dense_layers for layer in range(c.num_layers))
+        mlp, mixture = partial(self._mlp, weights), partial(self._mixture, weights, _real_rows(batch, rows))
+        return x_td + weights.by_layer(plain, mlp, mixture, x), pool
+
+    def _dense(self, weights: LayerWeights, name: str, x: jax.Array) -> jax.Array:
+        product, bias = weights.project(name, x), f"{name}_bias"
+        return product + self.leaf(bias) if hasattr(self, bias) else product
+
+    def _mlp(self, weights: LayerWeights, x_td: jax.Array) -> jax.Array:
+        gate, up = jnp.split(self._dense(weights, "gate_up", x_td), 2, axis=-1)
+        return self._dense(weights, "down", jax.nn.silu(gate) * up)
+
+    def _mixture(self, weights: LayerWeights, real_t: jax.Array, x_td: jax.Array) -> jax.Array:
+        e = self.config.experts
+        assert e is not None
+        # In f32, whatever activations are: experts of nearly equal weight are not to change places by rounding.
+        logits = weights.project("router", x_td.astype(jnp.float32))
+        choice = experts.route(logits, e.per_token, normalized=e.normalized)
+        # Rows of padding go to no expert.
+        chosen = jnp.where(real_t[:, None], choice.experts, -1)
+        return weights.mix(x_td, choice._replace(experts=chosen))
 
 
 class Trunk(_Block):
@@ -121,28 +187,20 @@ class Decoder:
         x = self.embed(params, tokens.ids)
         angles = tokens.positions[:, None].astype(jnp.float32) * self._inv_freq[None]
         rotary = (jnp.cos(angles) * self._rope_scale, jnp.sin(angles) * self._rope_scale)
-        matrices, scanned = _split_layers(params["layers"])
         config = self.config
+        layers = _Layers(params["layers"], config)
         windows = jnp.asarray([config.window(i) for i in range(config.num_layers)], jnp.int32)
 
         def body(carry, xs):
             x, pool = carry
             index, window, leaves = xs
             module = nnx.merge(self._layer_def, _fill(self._layer_state, leaves))
-
-            def project(name: str, x: jax.Array) -> jax.Array:
-                linear = self.kernels.linear
-                if name in leaves:
-                    out = linear(x, leaves[name])
-                else:
-                    out = lax.switch(index, [lambda x, w=w: linear(x, w) for w in matrices[name]], x)
-                return self.combine(name, out)
-
-            x, pool = module(x, pool, index, window, rotary, tokens, batch, self.kernels, project)
+            weights = LayerWeights(self, layers, leaves, index)
+            x, pool = module(x, pool, index, window, rotary, tokens, batch, self.kernels, weights)
             return (x, pool), None
 
         indices = jnp.arange(config.num_layers, dtype=jnp.int32)
-        (x, pool), _ = lax.scan(body, (x, pool), (indices, windows, scanned))
+        (x, pool), _ = lax.scan(body, (x, pool), (indices, windows, layers.scanned))
         trunk = nnx.merge(self._trunk_def, _fill(self._trunk_state, params))
         return trunk(x), pool
 
@@ -153,6 +211,10 @@ class Decoder:
     def combine(self, name: str, product_to: jax.Array) -> jax.Array:
         """What `x @ matrix.T` comes to, for the layer's matrix `name`; a decoder that holds a share adds up here."""
         return product_to
+
+    def held_experts(self, chosen_tk: jax.Array) -> jax.Array:
+        """The experts of these numbers as `params` have them; a decoder that holds a share has other numbers."""
+        return chosen_tk
 
     def logits(self, params: Params, hidden_sd: jax.Array) -> jax.Array:
         """f32 logits `[S, V]` of normalised hidden states `[S, D]`."""
@@ -179,17 +241,41 @@ def rotate(x_thd: jax.Array, cos_tr: jax.Array, sin_tr: jax.Array) -> jax.Array:
     return jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], -1).astype(x_thd.dtype)
 
 
-def _split_layers(layers: Any) -> tuple[dict[str, tuple[jax.Array, ...]], dict[str, jax.Array]]:
-    """Matrices to pick by layer, and leaves `[L, ...]` to scan over; the stacked form has only the latter."""
-    if not isinstance(layers, tuple):
-        return {}, layers
-    matrices = {
-        name: tuple(leaves[name] for leaves in layers) for name, leaf in layers[0].items() if leaf.ndim > 1
-    }
-    vectors = {
-        name: jnp.stack([leaves[name] for leaves in layers]) for name in layers[0] if name not in matrices
-    }
-    return matrices, vectors
+class _Layers:
+    """Parameters of layers, sorted by how a scan comes by those of the layer that it is at."""
+
+    def __init__(self, layers: Any, config: ModelConfig) -> None:
+        self._config = config
+        self.matrices: dict[str, tuple[Weight, ...]] = {}
+        """One for each layer that has it: to be picked."""
+        self.stacks: dict[str, Weight] = {}
+        """The same in the stacked form, of experts, and of what not all layers have."""
+        self.scanned: Params = {}
+        """Leaves `[L, ...]`."""
+        for name in config.layer_shapes():
+            holders = config.layers_with(name)
+            if isinstance(layers, tuple):
+                of_each = tuple(layers[layer][name] for layer in holders)
+                if of_each[0].ndim > 1:
+                    self.matrices[name] = of_each
+                else:
+                    self.scanned[name] = jnp.stack(of_each)
+            else:
+                scanned = len(holders) == config.num_layers and not name.startswith("experts_")
+                (self.scanned if scanned else self.stacks)[name] = layers[name]
+
+    def row(self, name: str, layer: jax.Array) -> jax.Array:
+        """The layer's place among those that have the parameter."""
+        holders = self._config.layers_with(name)
+        if len(holders) == self._config.num_layers:
+            return layer
+        places = [sum(holder < index for holder in holders) for index in range(self._config.num_layers)]
+        return jnp.asarray(places, jnp.int32)[layer]
+
+
+def _real_rows(batch: RaggedBatch, rows: int) -> jax.Array:
+    """bool `[T]`: which rows of a step are no padding."""
+    return jnp.arange(rows, dtype=jnp.int32) < batch.q_starts[batch.num_rows]
 
 
 def _fill(state: nnx.State, leaves: Params) -> nnx.State:

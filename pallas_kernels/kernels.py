@@ -24,6 +24,11 @@ WriteKv = Callable[..., jax.Array]
 Linear = Callable[[jax.Array, Weight], jax.Array]
 """`linear(x_ti, weight_oi) -> x_to`, the product with the transposed weight, see `linear.linear`."""
 
+GroupedLinear = Callable[[jax.Array, Weight, jax.Array, "jax.Array | int"], jax.Array]
+"""`grouped_linear(x_mi, weight_goi, sizes_e, first) -> x_mo`, in x's dtype: the first `sizes[0]` rows by `weight[first].T`,
+the next `sizes[1]` rows by `weight[first + 1].T`, and so on: so the experts of all layers may lie in one array, of which no
+layer has to be cut out. Rows past the last group are undefined."""
+
 
 class Kernels(NamedTuple):
     """The kernels that one step is built with."""
@@ -33,6 +38,7 @@ class Kernels(NamedTuple):
     attend: Attend
     write_kv: WriteKv
     linear: Linear
+    grouped_linear: GroupedLinear
     detail: str = ""
     """What else a user may want to know of them, in a word or two: the instruction set."""
 

@@ -7,6 +7,7 @@ of query tokens; padding takes no iterations. Sizes are from measurements on two
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .batch import RaggedBatch
+from .experts import looped_linear
 from .kernels import AttentionShape, Kernels, Target
 from .linear import linear
 from .pages import PoolShape, gather_layer, write_kv
@@ -36,7 +38,8 @@ def refuses(target: Target, shape: AttentionShape) -> str | None:
 
 
 def kernels(target: Target, shape: AttentionShape) -> Kernels:
-    return Kernels("xla", attend, write_kv, linear)
+    grouped = looped_linear if target.platform == "cpu" else partial(looped_linear, most_rows=128)
+    return Kernels("xla", attend, write_kv, linear, grouped)
 
 
 def attend(

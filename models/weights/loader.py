@@ -18,7 +18,7 @@ from ..config import ModelConfig
 from ..errors import ModelError
 from .gguf import GGUFFile
 from .host_memory import HostMemory
-from .names import Format, Parameter, is_ignored, parameters
+from .names import Format, Parameter, is_ignored, is_matrix, parameters
 from .safetensors import SafetensorsWeights
 from .split import read_split
 
@@ -67,9 +67,10 @@ def load_params(
 
     Returns `{"embed": [V, D], "final_norm": [D], "lm_head": [V, D] if untied, "layers": …}`, where `layers` is a
     dict of name -> `[L, …]` when `stacked`, else a tuple of L dicts of name -> `[…]`, with the names and shapes of
-    `config.layer_shapes()`. `shardings` is a tree of the same form with a `jax.sharding.Sharding` (or None) for each
-    array; a quantised matrix cannot have one. With `shares` instead, parameters are rearranged and split as these say, and
-    each device's part is all that is read for it. Every array owns its memory. Host memory peaks at the model plus about its largest array.
+    `config.layer_shapes()`; what not all layers have is stacked over those that do. `shardings` is a tree of the same form
+    with a `jax.sharding.Sharding` (or None) for each array; a quantised matrix cannot have one. With `shares` instead,
+    parameters are rearranged and split as these say, and each device's part is all that is read for it. Every array owns its
+    memory. Host memory peaks at the model plus about its largest array.
 
     Raises `ModelError` that lists all missing, unexpected and misshapen tensors at once.
     """
@@ -97,14 +98,15 @@ def quantize_params(params: Params) -> Params:
     """Parameters as `load_params` gives them, with their matrices quantised; takes them out of `params` one by one, so
     that no more than one is there twice."""
 
-    def each(leaves: Params, vector_ndim: int) -> Params:
+    def each(leaves: Params, stacked: int = 0) -> Params:
         taken = ((name, leaves.pop(name)) for name in list(leaves))
-        return {name: leaf if leaf.ndim == vector_ndim else _quantize(leaf) for name, leaf in taken}
+        return {
+            name: _quantize(leaf) if is_matrix(name, leaf.ndim - stacked) else leaf for name, leaf in taken
+        }
 
     layers = params.pop("layers")
-    stacked = not isinstance(layers, tuple)
-    done = each(layers, 2) if stacked else tuple(each(leaves, 1) for leaves in layers)
-    return each(params, 1) | {"layers": done}
+    done = tuple(map(each, layers)) if isinstance(layers, tuple) else each(layers, 1)
+    return each(params) | {"layers": done}
 
 
 def check_weights(
@@ -115,7 +117,7 @@ def check_weights(
     `stored` are the shapes by stored name; `where` starts the message of the `ModelError`.
     """
     plan = list(parameters(config, fmt))
-    expected = {name: shape for parameter in plan for name, shape in parameter.parts}
+    expected = {part.name: part.shape for parameter in plan for part in parameter.parts}
     problems = [f"missing {name} {list(shape)}" for name, shape in expected.items() if name not in stored]
     for name, shape in stored.items():
         if name not in expected:
@@ -169,7 +171,7 @@ def _open_weights(source: ModelSource, config: ModelConfig) -> AbstractContextMa
     if source.kind == "hf":
         return SafetensorsWeights(source.path)
     file = GGUFFile(source.path)
-    return nullcontext(_LlamaGGUF(file, config) if config.family == "llama" else file)
+    return nullcontext(_LlamaGGUF(file, config) if config.family in ("llama", "mixtral") else file)
 
 
 _quantize = jax.jit(quantize)
@@ -202,7 +204,7 @@ class _Builder:
     def _build(self, parameters: list[Parameter], before: tuple[int, ...], sharding: Any) -> Weight:
         """Parameters of one shape, side by side along the axes `before`."""
         shape = parameters[0].shape
-        if self._quantized and len(shape) == 2:
+        if self._quantized and is_matrix(parameters[0].name, len(shape)):
             return self._build_quantized(parameters, before)
         if self._shares is not None:
             empty = partial(self._memory.empty, dtype=self._dtype)
@@ -215,22 +217,20 @@ class _Builder:
         return jax.device_put(buffer, sharding)
 
     def _build_quantized(self, parameters: list[Parameter], before: tuple[int, ...]) -> QuantizedMatrix:
-        rows, columns = parameters[0].shape
-        groups = -(-columns // GROUP)
-        codes = self._memory.empty((*before, rows, columns), np.dtype(np.int8))
-        scales = self._memory.empty((*before, rows, groups), np.dtype(np.float32))
-        places = zip(codes.reshape(-1, rows, columns), scales.reshape(-1, rows, groups), strict=True)
+        shape = parameters[0].shape
+        of_scales = (*shape[:-1], -(-shape[-1] // GROUP))
+        codes = self._memory.empty((*before, *shape), np.dtype(np.int8))
+        scales = self._memory.empty((*before, *of_scales), np.dtype(np.float32))
+        places = zip(codes.reshape(-1, *shape), scales.reshape(-1, *of_scales), strict=True)
         for (own_codes, own_scales), parameter in zip(places, parameters, strict=True):
-            whole = np.empty((rows, columns), np.float32)
+            whole = np.empty(shape, np.float32)
             self._fill(whole, parameter)
             own_codes[...], own_scales[...] = _quantize(whole)
         return QuantizedMatrix(jax.device_put(codes), jax.device_put(scales))
 
     def _fill(self, buffer: NDArray[Any], parameter: Parameter) -> None:
-        start = 0
-        for name, shape in parameter.parts:
-            buffer[start : start + shape[0]] = self._weights.read(name)
-            start += shape[0]
+        for part in parameter.parts:
+            buffer[part.at] = self._weights.read(part.name)
         self._bar.update()
 
 

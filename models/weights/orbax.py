@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from ..config import ModelConfig, RopeConfig
+from ..config import ExpertsConfig, ModelConfig, RopeConfig
 from ..errors import ModelError
 from .loader import Params, load_params, numpy_dtype
 
@@ -126,7 +126,7 @@ def restore_params(
             raise ModelError(f"{directory}: the Orbax checkpoint cannot be read: {error}") from error
     if shares is not None:
         _rearrange(params, shares)
-    return params if stacked else _unstack(params, config.num_layers, shardings)
+    return params if stacked else _unstack(params, config, shardings)
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -147,6 +147,9 @@ def parse_record(raw: Mapping[str, Any], path: Path) -> Record:
         fields = dict(raw["config"])
         fields["rope"] = RopeConfig(**fields["rope"])
         fields["sliding_windows"] = tuple(fields["sliding_windows"])
+        if (experts := fields.get("experts")) is not None:
+            dense = tuple(experts["dense_layers"])
+            fields["experts"] = ExpertsConfig(**experts | {"dense_layers": dense})
         return Record(
             ModelConfig(**fields), raw["dtype"], frozenset(raw["eos_token_ids"]), raw["bos_token_id"]
         )
@@ -182,7 +185,7 @@ def _targets(config: ModelConfig, dtype: str, shardings: Any) -> Params:
     return {
         **{name: target(shape, placed.get(name)) for name, shape in config.top_shapes().items()},
         "layers": {
-            name: target((config.num_layers, *shape), layers.get(name))
+            name: target((len(config.layers_with(name)), *shape), layers.get(name))
             for name, shape in config.layer_shapes().items()
         },
     }
@@ -213,7 +216,8 @@ def _stack_shardings(shardings: Any) -> Any:
         return None
     layers = {
         name: NamedSharding(sharding.mesh, PartitionSpec(None, *sharding.spec))
-        for name, sharding in shardings["layers"][0].items()
+        for of_layer in shardings["layers"]
+        for name, sharding in of_layer.items()
         if isinstance(sharding, NamedSharding)
     }
     return {**shardings, "layers": layers}
@@ -231,7 +235,8 @@ def _even_shardings(config: ModelConfig, shares: Shares) -> Any:
         return NamedSharding(mesh, PartitionSpec())
 
     layers = {
-        name: even(name, (config.num_layers, *shape), 1) for name, shape in config.layer_shapes().items()
+        name: even(name, (len(config.layers_with(name)), *shape), 1)
+        for name, shape in config.layer_shapes().items()
     }
     return {name: even(name, shape, 0) for name, shape in config.top_shapes().items()} | {"layers": layers}
 
@@ -250,14 +255,13 @@ def _rearrange(params: Params, shares: Shares) -> None:
                 leaves[name] = jax.block_until_ready(place(name, leaves[name]))
 
 
-def _unstack(params: Params, num_layers: int, shardings: Any) -> Params:
+def _unstack(params: Params, config: ModelConfig, shardings: Any) -> Params:
     """Splits layer by layer, and lets go of each stacked array before the next is split."""
     stacked = params.pop("layers")
-    layers: list[Params] = [{} for _ in range(num_layers)]
+    layers: list[Params] = [{} for _ in range(config.num_layers)]
     for name in list(stacked):
         array = stacked.pop(name)
-        for index, layer in enumerate(layers):
-            layer[name] = jax.device_put(
-                array[index], shardings["layers"][index][name] if shardings else None
-            )
+        for row, index in enumerate(config.layers_with(name)):
+            sharding = shardings["layers"][index][name] if shardings else None
+            layers[index][name] = jax.device_put(array[row], sharding)
     return {**params, "layers": tuple(layers)}

@@ -1,5 +1,7 @@
 // `linear` as XLA calls it: x f32 [m, k], w [n, k] f32, bf16 or s8, for s8 also scales f32 [n, ceil(k / kGroup)];
-// gives f32 [m, n].
+// gives f32 [m, n]. And the same for a matrix per group of rows: sizes s32 [e], w [e, n, k], scales [e, n, ...].
+#include <cstring>
+
 #include "linear_tasks.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -8,29 +10,65 @@ namespace ffi = xla::ffi;
 namespace tierax {
 namespace {
 
-ffi::Error call(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w, ffi::RemainingArgs scales,
-                ffi::Result<ffi::BufferR2<ffi::F32>> y) {
-  Linear args{x.typed_data(), w.untyped_data(), nullptr, y->typed_data(), x.dimensions()[0], 0, x.dimensions()[1], {}};
-  if (args.k == 0 || w.dimensions().size() != 2 || w.dimensions()[1] != args.k)
-    return ffi::Error::InvalidArgument("linear: the weight must be [n, k] for x [m, k], k at least 1");
-  args.n = w.dimensions()[0];
-  if (y->dimensions()[0] != args.m || y->dimensions()[1] != args.n)
-    return ffi::Error::InvalidArgument("linear: the result must be [m, n]");
+using Matrix = ffi::BufferR2<ffi::F32>;
+
+// Type, n and scales of `matrices` weights of one shape, which lie one behind the other; `args` has m and k.
+ffi::Error read_weights(int64_t matrices, ffi::AnyBuffer w, ffi::RemainingArgs scales, Linear& args) {
+  const auto shape = w.dimensions();
+  if (args.k == 0 || shape.size() < 2 || shape.back() != args.k)
+    return ffi::Error::InvalidArgument("linear: weights must be [..., n, k] for x [m, k], k at least 1");
+  args.n = shape[shape.size() - 2];
+  args.w = w.untyped_data();
   switch (w.element_type()) {
-    case ffi::F32: args.type = WeightType::kF32; break;
-    case ffi::BF16: args.type = WeightType::kBf16; break;
-    case ffi::S8: {
-      args.type = WeightType::kInt8;
-      auto buffer = scales.get<ffi::BufferR2<ffi::F32>>(0);
-      if (!buffer.has_value() || buffer->dimensions()[0] != args.n ||
-          buffer->dimensions()[1] != (args.k + kGroup - 1) / kGroup)
-        return ffi::Error::InvalidArgument("linear: int8 weights need scales f32 [n, ceil(k / group)]");
-      args.scales = buffer->typed_data();
-      break;
-    }
+    case ffi::F32: args.type = WeightType::kF32; return ffi::Error::Success();
+    case ffi::BF16: args.type = WeightType::kBf16; return ffi::Error::Success();
+    case ffi::S8: break;
     default: return ffi::Error::InvalidArgument("linear: weights are f32, bf16 or int8");
   }
+  args.type = WeightType::kInt8;
+  auto buffer = scales.get<ffi::AnyBuffer>(0);
+  const int64_t groups = (args.k + kGroup - 1) / kGroup;
+  if (!buffer.has_value() || buffer->element_type() != ffi::F32 ||
+      static_cast<int64_t>(buffer->element_count()) != matrices * args.n * groups)
+    return ffi::Error::InvalidArgument("linear: int8 weights need scales f32 [..., n, ceil(k / group)]");
+  args.scales = buffer->typed_data<float>();
+  return ffi::Error::Success();
+}
+
+ffi::Error call(ffi::ThreadPool pool, Matrix x, ffi::AnyBuffer w, ffi::RemainingArgs scales, ffi::Result<Matrix> y) {
+  Linear args{x.typed_data(), nullptr, nullptr, y->typed_data(), x.dimensions()[0], 0, x.dimensions()[1], {}};
+  if (w.dimensions().size() != 2) return ffi::Error::InvalidArgument("linear: the weight must be [n, k]");
+  if (ffi::Error error = read_weights(1, w, scales, args); error.failure()) return error;
+  if (y->dimensions()[0] != args.m || y->dimensions()[1] != args.n)
+    return ffi::Error::InvalidArgument("linear: the result must be [m, n]");
   if (args.m && args.n) run_linear(kernels(), pool, args);
+  return ffi::Error::Success();
+}
+
+ffi::Error call_grouped(ffi::ThreadPool pool, Matrix x, ffi::BufferR1<ffi::S32> sizes, ffi::AnyBuffer w,
+                        ffi::RemainingArgs scales, ffi::Result<Matrix> y) {
+  const int64_t experts = sizes.dimensions()[0], rows = x.dimensions()[0];
+  Linear args{x.typed_data(), nullptr, nullptr, y->typed_data(), 0, 0, x.dimensions()[1], {}};
+  if (w.dimensions().size() != 3 || w.dimensions()[0] != experts)
+    return ffi::Error::InvalidArgument("grouped linear: weights must be [e, n, k] for sizes [e]");
+  if (ffi::Error error = read_weights(experts, w, scales, args); error.failure()) return error;
+  if (y->dimensions()[0] != rows || y->dimensions()[1] != args.n)
+    return ffi::Error::InvalidArgument("grouped linear: the result must be [m, n]");
+  const int64_t bytes = args.type == WeightType::kF32 ? 4 : args.type == WeightType::kBf16 ? 2 : 1;
+  const int64_t groups = (args.k + kGroup - 1) / kGroup;
+  int64_t left = rows;
+  for (int64_t e = 0; e < experts; ++e) {
+    args.m = sizes.typed_data()[e];
+    if (args.m < 0 || args.m > left) return ffi::Error::InvalidArgument("grouped linear: sizes add up to more than m");
+    if (args.m && args.n) run_linear(kernels(), pool, args);
+    left -= args.m;
+    args.x += args.m * args.k;
+    args.y += args.m * args.n;
+    args.w = static_cast<const char*>(args.w) + args.n * args.k * bytes;
+    if (args.scales) args.scales += args.n * groups;
+  }
+  // Rows of no group.
+  std::memset(args.y, 0, sizeof(float) * left * args.n);
   return ffi::Error::Success();
 }
 
@@ -42,6 +80,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(tierax_linear, tierax::call,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::BufferR2<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .RemainingArgs()
+                                  .Ret<ffi::BufferR2<ffi::F32>>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(tierax_grouped_linear, tierax::call_grouped,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::BufferR2<ffi::F32>>()
+                                  .Arg<ffi::BufferR1<ffi::S32>>()
                                   .Arg<ffi::AnyBuffer>()
                                   .RemainingArgs()
                                   .Ret<ffi::BufferR2<ffi::F32>>());

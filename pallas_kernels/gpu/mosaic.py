@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from ..experts import looped_linear
 from ..kernels import AttentionShape, Kernels, Target
 from ..linear import linear
 from ..pages import write_kv
@@ -38,4 +41,4 @@ def kernels(target: Target, shape: AttentionShape) -> Kernels:
     # Not before: every start asks this module, and Mosaic takes long to load.
     from .hopper_attention import attend
 
-    return Kernels("mosaic-gpu", attend, write_kv, linear)
+    return Kernels("mosaic-gpu", attend, write_kv, linear, partial(looped_linear, most_rows=128))

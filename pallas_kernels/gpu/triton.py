@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from ..experts import looped_linear
 from ..kernels import AttentionShape, Kernels, Target
 from ..linear import linear
 from ..pages import write_kv
@@ -31,7 +32,10 @@ def kernels(target: Target, shape: AttentionShape) -> Kernels:
     # Not above: where jax has no such lowering, `refuses` must still be able to say so.
     from .triton_attention import attend
 
-    return Kernels("triton", partial(attend, blocks=blocks_for(target, shape)), write_kv, linear)
+    blocks = blocks_for(target, shape)
+    return Kernels(
+        "triton", partial(attend, blocks=blocks), write_kv, linear, partial(looped_linear, most_rows=128)
+    )
 
 
 def _major(generation: str) -> int:

@@ -8,6 +8,7 @@ from ..kernels import AttentionShape, Kernels, Target
 from ..linear import linear
 from .attention import attend
 from .blocks import TUNING, blocks, fits
+from .experts import grouped_linear
 from .write import write_kv
 
 PAGE_SIZES = range(16, 257, 16)
@@ -34,5 +35,9 @@ def kernels(target: Target, shape: AttentionShape) -> Kernels:
     decode, chunk = blocks(target.generation, shape)
     vmem_bytes = TUNING[target.generation].vmem_bytes
     return Kernels(
-        "tpu", partial(attend, decode=decode, chunk=chunk, vmem_bytes=vmem_bytes), write_kv, linear
+        "tpu",
+        partial(attend, decode=decode, chunk=chunk, vmem_bytes=vmem_bytes),
+        write_kv,
+        linear,
+        grouped_linear,
     )

@@ -115,6 +115,8 @@ def _check(
             temp_bytes=compiled.temp_bytes,
             peak_bytes=compiled.peak_bytes,
             seconds=compiled.seconds,
+            pages=compiled.pages,
+            weight_bytes=compiled.weight_bytes,
         )
     )
     assert not faults, faults

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tierax.models.config import ModelConfig, RopeConfig
+import dataclasses
+
+from tierax.models.config import ExpertsConfig, ModelConfig, RopeConfig
 
 MODELS = {
     "Qwen3-8B": ModelConfig(
@@ -49,3 +51,31 @@ MODELS = {
         tie_embeddings=True,
     ),
 }
+
+LARGE_MODELS = {
+    "Llama-3.1-70B": dataclasses.replace(
+        MODELS["Llama-3.1-8B"],
+        hidden_size=8192,
+        intermediate_size=28_672,
+        num_layers=80,
+        num_heads=64,
+    ),
+    "Qwen3-30B-A3B": dataclasses.replace(
+        MODELS["Qwen3-8B"],
+        family="qwen3_moe",
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_layers=48,
+        num_kv_heads=4,
+        experts=ExpertsConfig(count=128, per_token=8, intermediate_size=768),
+    ),
+    "Mixtral-8x7B": dataclasses.replace(
+        MODELS["Llama-3.1-8B"],
+        family="mixtral",
+        vocab_size=32_000,
+        rope=RopeConfig(theta=1_000_000.0),
+        max_position_embeddings=32_768,
+        experts=ExpertsConfig(count=8, per_token=2, intermediate_size=14_336),
+    ),
+}
+"""What needs several devices."""

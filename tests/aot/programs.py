@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from aot.models import MODELS
+from aot.models import LARGE_MODELS, MODELS
 from tierax.engine.platform import PLATFORMS, compiler_options
 from tierax.engine.step import StepFunctions, StepShapes
 from tierax.models.config import ModelConfig
@@ -61,6 +61,9 @@ class Compiled(NamedTuple):
     """What the compiler made of a program; bytes are of one device."""
 
     backend: str
+    pages: int
+    """Of the pool."""
+    weight_bytes: int
     pool_bytes: int
     """Of the pool's values, without padding."""
     argument_bytes: int
@@ -91,15 +94,15 @@ def compile_step(chip: Chip, step: Step) -> Compiled:
 
     The table has room for a context of 8,192 tokens. Raises what the compiler raises.
     """
-    config, dtype = MODELS[step.model], DTYPES["bf16"]
+    config, dtype = (MODELS | LARGE_MODELS)[step.model], DTYPES["bf16"]
     mesh = Mesh(np.array(chip.devices[: step.tp]), ("tp",))
     shares = Shares(config, mesh)
     shape = attention_shape(shares.share, step.page_size, "bf16", step.kv)
     kernels = attention.select(chip.target, shape, step.backend)
     decoder = ShardedDecoder(shares, dtype, kernels) if step.tp > 1 else Decoder(config, dtype, kernels)
     params = _placed(shares, jax.eval_shape(shares.rearranged, _abstract_params(config, dtype)))
-    left = chip.memory - sum(map(_device_bytes, jax.tree.leaves(params)))
-    pool = _step_pool(chip, shares, step, int(left * step.pool_share))
+    weight_bytes = sum(map(_device_bytes, jax.tree.leaves(params)))
+    pool = _step_pool(chip, shares, step, int((chip.memory - weight_bytes) * step.pool_share))
 
     seqs, width = SERVING.max_num_seqs, -(-8192 // step.page_size)
     shapes = StepShapes(seqs, SERVING.max_num_batched_tokens, width, step.page_size, pool.shape[0] - 1)
@@ -116,7 +119,8 @@ def compile_step(chip: Chip, step: Step) -> Compiled:
         logits = jax.jit(decoder.logits, compiler_options=options).lower(params, hidden)
         return [forward.compile(), logits.compile()]
 
-    return _compiled(kernels.name, mesh, pool, compile_both)
+    compiled = _compiled(kernels.name, mesh, pool, compile_both)
+    return compiled._replace(weight_bytes=weight_bytes)
 
 
 def default_backend(chip: Chip, step: Step) -> str:
@@ -184,6 +188,8 @@ def _compiled(backend: str, mesh: Mesh, pool: Any, compile_all: Callable[[], lis
     memory = memories[0]
     return Compiled(
         backend,
+        pool.shape[0] - 1,
+        0,
         _device_bytes(pool),
         memory.argument_size_in_bytes,
         memory.alias_size_in_bytes,
@@ -201,7 +207,7 @@ def _abstract_params(config: ModelConfig, dtype: jnp.dtype) -> dict[str, Any]:
     """Parameters with stacked layers."""
     top = {name: jax.ShapeDtypeStruct(shape, dtype) for name, shape in config.top_shapes().items()}
     layers = {
-        name: jax.ShapeDtypeStruct((config.num_layers, *shape), dtype)
+        name: jax.ShapeDtypeStruct((len(config.layers_with(name)), *shape), dtype)
         for name, shape in config.layer_shapes().items()
     }
     return top | {"layers": layers}

@@ -36,6 +36,9 @@ class Record(NamedTuple):
     peak_bytes: int = 0
     seconds: float = 0.0
     """For lowering and compiling."""
+    pages: int = 0
+    """Of the pool."""
+    weight_bytes: int = 0
 
     @property
     def key(self) -> tuple[str | int, ...]:

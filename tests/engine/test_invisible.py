@@ -69,6 +69,35 @@ def same_tokens(request: Request, reference: Request, model: TinyModel) -> int:
 # --- random mixes
 
 
+def test_a_mixture_of_experts_answers_the_same_over_three_tiers(tmp_path: Path) -> None:
+    """Its tokens are shared out anew in every batch; one layer of the model has a plain MLP."""
+    device = TinyDevice(TinyModel("qwen3-moe", stacked=True), 4, tokens_in_pool=256, coarse=True)
+    rng = random.Random(1)
+    prefix = [rng.randrange(256) for _ in range(24)]
+    prompts = [prefix + [rng.randrange(256) for _ in range(rng.randint(1, 9))] for _ in range(6)]
+    params = SamplingParams(max_tokens=12, temperature=0.0)
+    reference = device.run(enabled=False)
+    references = []
+    for prompt in prompts:
+        references.append(reference.add(prompt, params))
+        reference.finish()  # each alone
+    found: Counter[str] = Counter()
+    compared = 0
+    for restart in range(2):
+        run = device.run(host_pages=64, directory=tmp_path, prefetch="wait_complete")
+        for part in range(2):
+            ours = [run.add(prompt, params) for prompt in prompts]  # all in one batch
+            run.finish()
+            for request in ours:
+                found.update(request.cached_by_tier)
+            compared += sum(same_tokens(r, o, device.model) for r, o in zip(ours, references, strict=True))
+            if not restart and not part:
+                run.cache.clear(DEVICE)
+        run.close()
+    assert compared > 150
+    assert min(found.values()) > 20, found
+
+
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
 def test_random_mixes_equal_a_run_without_cache(devices: dict[int, TinyDevice], page_size: int) -> None:
     device = devices[page_size]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,14 +30,20 @@ def plain_hidden(params: Mapping[str, Any], config: ModelConfig, ids: Sequence[i
     params = {name: value for name, value in params.items() if name != "layers"} | {
         "layers": {name: np.asarray(value, np.float32) for name, value in params["layers"].items()}
     }
+    rows = {
+        name: {layer: row for row, layer in enumerate(config.layers_with(name))} for name in params["layers"]
+    }
     hidden = np.asarray(params["embed"], np.float32)[np.asarray(ids)]
     cos, sin = plain_rotation(config.rope, config.head_dim, np.arange(len(ids)))
     for index in range(config.num_layers):
-        layer = {name: value[index] for name, value in params["layers"].items()}
+        layer = {
+            name: value[rows[name][index]] for name, value in params["layers"].items() if index in rows[name]
+        }
         hidden = hidden + _attention(
             layer, config, _norm(hidden, layer["attn_norm"], config), cos, sin, index
         )
-        hidden = hidden + _mlp(layer, _norm(hidden, layer["mlp_norm"], config))
+        mlp = partial(_mixture, config) if "router" in layer else _mlp
+        hidden = hidden + mlp(layer, _norm(hidden, layer["mlp_norm"], config))
     return _norm(hidden, np.asarray(params["final_norm"]), config)
 
 
@@ -121,3 +128,20 @@ def _mlp(layer: Mapping[str, Array], x: Array) -> Array:
     gate, up = np.split(x @ layer["gate_up"].T + layer.get("gate_up_bias", np.float32(0)), 2, axis=-1)
     inner = (gate / (1 + np.exp(-gate)) * up).astype(np.float32)
     return inner @ layer["down"].T + layer.get("down_bias", np.float32(0))
+
+
+def _mixture(config: ModelConfig, layer: Mapping[str, Array], x: Array) -> Array:
+    """One token after the other, each by its own experts."""
+    experts = config.experts
+    assert experts is not None
+    logits = (x @ layer["router"].T).astype(np.float64)
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    out = np.zeros_like(x)
+    for token, row in enumerate(weights):
+        chosen = np.argsort(-row, kind="stable")[: experts.per_token]
+        total = row[chosen].sum() if experts.normalized else 1.0
+        for expert in chosen:
+            own = {"gate_up": layer["experts_gate_up"][expert], "down": layer["experts_down"][expert]}
+            out[token] += np.float32(row[expert] / total) * _mlp(own, x[token])
+    return out

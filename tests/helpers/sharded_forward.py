@@ -22,12 +22,13 @@ from tierax.models.sharding import ShardedDecoder, ShardingRules, Shares
 from tierax.models.transformer import Decoder, StepTokens
 from tierax.pallas_kernels import xla
 from tierax.pallas_kernels.batch import RaggedBatch
+from tierax.pallas_kernels.experts import looped_linear
 from tierax.pallas_kernels.kernels import Kernels
 from tierax.pallas_kernels.pages import PoolShape
 
 PAGE_SIZE = 4
 PAGES = 12
-KERNELS = Kernels("xla", xla.attend, xla.write_kv, xla.linear)
+KERNELS = Kernels("xla", xla.attend, xla.write_kv, xla.linear, looped_linear)
 COLLECTIVE = re.compile(r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(?:-start)?\(")
 
 

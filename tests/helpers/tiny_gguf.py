@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,20 @@ _NAMES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+    "block_sparse_moe.gate.": "ffn_gate_inp.",
+    "mlp.gate.": "ffn_gate_inp.",
 }
+_EXPERT = re.compile(r"(.*)(?:block_sparse_moe|mlp)\.experts\.\d+\.(\w+)\.weight")
+_EXPERT_NAMES = {
+    "w1": "gate",
+    "w2": "down",
+    "w3": "up",
+    "gate_proj": "gate",
+    "down_proj": "down",
+    "up_proj": "up",
+}
+
+_ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
 
 
 def write_tiny_gguf(path: Path, family: str, quant: str = "F32", seed: int = 0, **extra: Any) -> None:
@@ -37,7 +51,8 @@ def write_tiny_gguf(path: Path, family: str, quant: str = "F32", seed: int = 0, 
     `extra` metadata: whole numbers and lists of strings, dots spelled `__`.
     """
     config = tiny_config(family)
-    arch = "llama" if config["model_type"] == "mistral" else config["model_type"]
+    kind = str(config["model_type"])
+    arch = _ARCHITECTURES.get(kind, kind)
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     writer = GGUFWriter(path, arch)
     writer.add_block_count(config["num_hidden_layers"])
@@ -55,19 +70,35 @@ def write_tiny_gguf(path: Path, family: str, quant: str = "F32", seed: int = 0, 
         key = key.replace("__", ".")
         writer.add_array(key, value) if isinstance(value, list) else writer.add_uint32(key, value)
 
-    for name, values in tiny_tensors(config, seed).items():
+    if (count := config.get("num_local_experts") or config.get("num_experts")) is not None:
+        writer.add_expert_count(count)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+
+    for name, values in _experts_joined(tiny_tensors(config, seed)).items():
         if arch == "llama" and ".q_proj" in name:
             values = interleave(values, heads)
         if arch == "llama" and ".k_proj" in name:
             values = interleave(values, kv_heads)
         for ours, theirs in _NAMES.items():
             name = name.replace(ours, theirs)
-        kind = GGMLQuantizationType[quant if values.ndim == 2 else "F32"]
+        kind = GGMLQuantizationType[quant if values.ndim > 1 and "ffn_gate_inp" not in name else "F32"]
         writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _experts_joined(tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+    """One tensor of all experts for each of theirs."""
+    joined: dict[str, list[NDArray[np.float32]]] = {}
+    for name, values in tensors.items():
+        if match := _EXPERT.fullmatch(name):
+            name = f"{match[1]}ffn_{_EXPERT_NAMES[match[2]]}_exps.weight"
+        joined.setdefault(name, []).append(values)
+    return {name: np.stack(values) if "_exps" in name else values[0] for name, values in joined.items()}
 
 
 def interleave(values: NDArray[np.float32], heads: int) -> NDArray[np.float32]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ _LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 _MISTRAL = {"architectures": ["MistralForCausalLM"], "model_type": "mistral"}
 _QWEN2 = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}
 _QWEN3 = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+_MIXTRAL = {"architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
+_QWEN3_MOE = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe"}
 
 TINY_MODELS: dict[str, dict[str, Any]] = {
     "llama3": _LLAMA
@@ -61,6 +64,19 @@ TINY_MODELS: dict[str, dict[str, Any]] = {
         "head_dim": 32,
         "num_key_value_heads": 1,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0},
+    },
+    "mixtral": _MIXTRAL
+    | {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 64, "sliding_window": None},
+    "qwen3-moe": _QWEN3_MOE
+    | {
+        "num_hidden_layers": 3,
+        "mlp_only_layers": [1],
+        "decoder_sparse_step": 1,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": False,
+        "head_dim": 32,
     },
 }
 """What each model's `config.json` adds to, or changes of, the common base."""
@@ -100,9 +116,19 @@ def tiny_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, NDArray[np.
         tensors[attention + "k_proj.weight"] = matrix(kv, hidden, 1.5)
         tensors[attention + "v_proj.weight"] = matrix(kv, hidden)
         tensors[attention + "o_proj.weight"] = matrix(hidden, q)
-        tensors[mlp + "gate_proj.weight"] = matrix(inner, hidden)
-        tensors[mlp + "up_proj.weight"] = matrix(inner, hidden)
-        tensors[mlp + "down_proj.weight"] = matrix(hidden, inner)
+        if family == "mixtral":
+            experts = prefix + "block_sparse_moe."
+            tensors |= _expert_tensors(
+                experts, ("w1", "w3", "w2"), config["num_local_experts"], inner, matrix, hidden
+            )
+        elif family == "qwen3_moe" and layer not in config["mlp_only_layers"]:
+            names = ("gate_proj", "up_proj", "down_proj")
+            size = config["moe_intermediate_size"]
+            tensors |= _expert_tensors(mlp, names, config["num_experts"], size, matrix, hidden)
+        else:
+            tensors[mlp + "gate_proj.weight"] = matrix(inner, hidden)
+            tensors[mlp + "up_proj.weight"] = matrix(inner, hidden)
+            tensors[mlp + "down_proj.weight"] = matrix(hidden, inner)
         if family == "qwen2" or config.get("attention_bias"):
             for part, size in (("q", q), ("k", kv), ("v", kv)):
                 tensors[f"{attention}{part}_proj.bias"] = vector(size, 0)
@@ -111,9 +137,26 @@ def tiny_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, NDArray[np.
         if config.get("mlp_bias"):
             for part, size in (("gate", inner), ("up", inner), ("down", hidden)):
                 tensors[f"{mlp}{part}_proj.bias"] = vector(size, 0)
-        if family == "qwen3":
+        if family in ("qwen3", "qwen3_moe"):
             tensors[attention + "q_norm.weight"] = vector(head_dim, 1.5)
             tensors[attention + "k_norm.weight"] = vector(head_dim, 1.5)
+    return tensors
+
+
+def _expert_tensors(
+    prefix: str,
+    names: tuple[str, str, str],
+    count: int,
+    inner: int,
+    matrix: Callable[..., NDArray[np.float32]],
+    hidden: int,
+) -> dict[str, NDArray[np.float32]]:
+    """A router whose choice is clear, and its experts; names: of gate, up and down."""
+    tensors = {f"{prefix}gate.weight": matrix(count, hidden, 3.0)}
+    shapes = (inner, hidden), (inner, hidden), (hidden, inner)
+    for expert in range(count):
+        for name, shape in zip(names, shapes, strict=True):
+            tensors[f"{prefix}experts.{expert}.{name}.weight"] = matrix(*shape)
     return tensors
 
 

@@ -10,7 +10,8 @@ import pytest
 from helpers.tiny_models import TINY_MODELS, tiny_config
 from tierax.models.config import RopeConfig
 from tierax.models.errors import ModelError
-from tierax.models.hf_config import config_from_gguf, config_from_hf
+from tierax.models.gguf_config import config_from_gguf
+from tierax.models.hf_config import config_from_hf
 from tierax.models.rope import rope_frequencies
 
 LLAMA = tiny_config("llama3") | {"rope_scaling": None}
@@ -36,7 +37,11 @@ def qwen3(**changes: Any) -> dict[str, Any]:
 def test_every_family_is_read(name: str) -> None:
     config = config_from_hf(tiny_config(name))
     assert config.family == tiny_config(name)["model_type"]
-    assert (config.num_layers, config.hidden_size, config.vocab_size) == (2, 64, 256)
+    assert (config.num_layers, config.hidden_size, config.vocab_size) == (
+        tiny_config(name)["num_hidden_layers"],
+        64,
+        256,
+    )
     assert config.max_position_embeddings == 16_384
 
 
@@ -129,8 +134,8 @@ def test_yarn_attention_factor() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["MixtralForCausalLM"]}, "unsupported architecture MixtralForCausalLM"),
-        ({"architectures": ["Qwen3MoeForCausalLM"]}, "Qwen3MoeForCausalLM"),
+        ({"architectures": ["GptOssForCausalLM"]}, "unsupported architecture GptOssForCausalLM"),
+        ({"architectures": ["Qwen2MoeForCausalLM"]}, "Qwen2MoeForCausalLM"),
         ({"architectures": None, "model_type": "gemma3"}, "unsupported model_type 'gemma3'"),
         ({"hidden_act": "gelu"}, "unsupported hidden_act 'gelu'"),
         ({"quantization_config": {"quant_method": "awq"}}, r"quantization_config \(awq\)"),
@@ -212,7 +217,8 @@ def test_gguf_llama3_scaling_is_recovered_from_its_divisors() -> None:
     ("changes", "message"),
     [
         ({"general.architecture": "gemma3"}, "unsupported GGUF architecture 'gemma3'"),
-        ({"llama.expert_count": 8}, r"mixture of experts \(8 experts\)"),
+        ({"llama.expert_count": 8}, "lacks expert_used_count"),
+        ({"llama.expert_count": 8, "llama.expert_used_count": 2}, "no tensor blk.0.ffn_gate_exps.weight"),
         ({"llama.rope.scaling.type": "longrope"}, "unsupported rope scaling type 'longrope'"),
         ({"llama.rope.dimension_count": 8}, "rope.dimension_count = 8"),
         ({"llama.block_count": None}, "lacks block_count"),
@@ -222,3 +228,38 @@ def test_gguf_llama3_scaling_is_recovered_from_its_divisors() -> None:
 def test_gguf_what_is_not_supported_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
         config_from_gguf(GGUF | changes, TENSORS)
+
+
+def mixture(**changes: Any) -> dict[str, Any]:
+    return tiny_config("qwen3-moe") | {"num_hidden_layers": 4, "mlp_only_layers": []} | changes
+
+
+def test_layers_with_experts_follow_step_and_exceptions() -> None:
+    def dense(**changes: Any) -> tuple[int, ...]:
+        return config_from_hf(mixture(**changes)).dense_layers
+
+    assert dense() == ()
+    assert dense(decoder_sparse_step=2) == (0, 2)
+    assert dense(decoder_sparse_step=2, mlp_only_layers=[3]) == (0, 2, 3)
+    assert dense(mlp_only_layers=[0, 1]) == (0, 1)
+    assert config_from_hf(mixture(mlp_only_layers=[0])).layers_with("router") == (1, 2, 3)
+    assert config_from_hf(mixture(mlp_only_layers=[0])).layers_with("gate_up") == (0,)
+    assert "gate_up" not in config_from_hf(mixture()).layer_shapes()
+
+
+def test_all_that_is_wrong_with_experts_is_told_at_once() -> None:
+    with pytest.raises(ModelError) as error:
+        config_from_hf(mixture(num_experts=0, moe_intermediate_size="40", mlp_only_layers=[4]))
+    for part in ("num_experts = 0", "moe_intermediate_size = '40'", "mlp_only_layers = [4]"):
+        assert part in str(error.value)
+    with pytest.raises(ModelError, match="num_experts_per_tok = 9 of 8 experts"):
+        config_from_hf(mixture(num_experts_per_tok=9))
+    with pytest.raises(ModelError, match="leave no layer with experts"):
+        config_from_hf(mixture(decoder_sparse_step=5))
+
+
+def test_a_token_meets_few_of_the_parameters() -> None:
+    config = config_from_hf(mixture())
+    expert = 3 * 40 * 64
+    assert config.num_parameters() - config.parameters_per_token() == 4 * (8 - 3) * expert
+    assert config_from_hf(hf()).parameters_per_token() == config_from_hf(hf()).num_parameters()

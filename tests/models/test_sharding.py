@@ -19,17 +19,25 @@ from helpers.tiny_engine import TinyModel
 from tierax.models.sharding import ShardingRules, Shares, split_heads
 
 ALL = "heads+mlp+vocab"
+MIXTURE = "heads+vocab+experts"
 CASES = (
     f"llama3:8:{ALL}:f32",  # 4 query and 2 KV heads: replicated ones, half of the places for queries empty
     f"llama-bias:2:{ALL}:fp8",  # two KV heads each, biases, 8-bit pool, layers in a tuple
     f"llama-linear:3:{ALL}:f32",  # nothing comes out even; tied embeddings
     "mistral-window:4:mlp:f32",  # attention is not split
+    f"mixtral:2:{MIXTURE}:f32",  # two experts each, layers in stacks
+    f"qwen3-moe:3:{ALL}+experts:fp8",  # 8 experts on 3 devices, one layer of a plain MLP, layers in a tuple
 )
 SLOW = (
     f"llama3:2:{ALL}:f32",  # a KV head each
     f"qwen2-window:4:{ALL}:f32",  # a KV head on two devices each, biases
     f"qwen3:4:{ALL}:f32",  # a single KV head, a pool without a heads axis
     "llama3:2:heads:f32",
+    f"mixtral:1:{MIXTURE}:f32",
+    f"mixtral:4:{MIXTURE}:f32",
+    f"mixtral:8:{MIXTURE}:f32",  # half of the devices have no expert
+    f"qwen3-moe:8:{ALL}+experts:f32",
+    "qwen3-moe:4:experts:f32",
 )
 EACH = pytest.mark.parametrize(
     "case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)]
@@ -80,7 +88,7 @@ def test_values_are_those_of_the_whole_model(results: Results, case: str) -> Non
 
 @EACH
 def test_a_layer_costs_two_all_reduces_and_nothing_else(results: Results, case: str) -> None:
-    # The scan's body is there once: one for `o`, one for `down`; one more for the embedding.
+    # The scan's body is there once: one for `o`, one for `down` or for the experts; one more for the embedding.
     axes = case.split(":")[2].split("+")
     assert results[case]["collectives"] == {"all-reduce": len(axes)}
 

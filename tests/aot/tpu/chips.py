@@ -24,3 +24,11 @@ def chip(name: str) -> Chip:
     topology, memory = _CHIPS[name]
     devices = get_topology_desc(platform="tpu", topology_name=topology).devices
     return Chip(name, Target("tpu", name), int(memory * 2**30), devices)
+
+
+@cache
+def slice_of(topology: str) -> Chip:
+    """All chips of a slice, as `v6e:2x4`."""
+    generation = topology.partition(":")[0]
+    devices = get_topology_desc(platform="tpu", topology_name=topology).devices
+    return chip(generation)._replace(name=topology, devices=devices)

@@ -1,0 +1,26 @@
+"""Whole steps of models that are split over all chips of a slice: in place, and within memory."""
+
+from __future__ import annotations
+
+import pytest
+
+from aot.cases import check_step
+from aot.programs import PHASES, Step
+from aot.results import Report
+from aot.tpu.chips import slice_of
+
+CASES = [
+    ("v5e:2x2", "Qwen3-8B"),
+    ("v5e:2x4", "Qwen3-30B-A3B"),
+    ("v6e:2x2", "Qwen3-30B-A3B"),
+    ("v6e:2x4", "Qwen3-30B-A3B"),
+    ("v6e:2x4", "Llama-3.1-70B"),
+    ("v6e:2x4", "Mixtral-8x7B"),
+]
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(("topology", "model"), CASES)
+def test_step(topology: str, model: str, phase: str, report: Report) -> None:
+    chips = slice_of(topology)
+    check_step(chips, Step(model, phase, len(chips.devices), backend="tpu"), report)
