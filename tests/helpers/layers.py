@@ -63,7 +63,8 @@ RULES = (
     Rule("engine*", _under("engine", "cache", "models", "pallas_kernels")),
     Rule("serving*", ("", *_under("serving", "engine")), never=JAX),
     # Other people's frameworks around the public names and the server's parts.
-    Rule("integrations*", ("", "engine.config", *_under("integrations", "serving")), never=JAX),
+    Rule("integrations.ray_data", ("engine.llm", "engine.request"), never=JAX),
+    Rule("integrations*", ("engine.config", *_under("integrations", "serving")), never=JAX),
     # A client program: the engine of its own process is loaded only when a program asks for one.
     Rule("lang.local", ("", *_under("lang", "engine")), never=JAX),
     Rule("lang*", _under("lang"), never=JAX),

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -132,3 +133,86 @@ def test_settings_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     assert run.returncode == 2
     assert "no-model" in said
     assert "Traceback" not in said
+
+
+def in_a_process(script: str, tmp_path: Path, *arguments: str) -> str:
+    """What a script with a local cluster of its own says."""
+    path = tmp_path / "script.py"
+    path.write_text(script)
+    env = os.environ | {"PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(
+        [sys.executable, str(path), *arguments], env=env, text=True, capture_output=True, timeout=400
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+DATA = """
+import sys, ray
+from tierax.integrations.ray_data import Predictor, by_prefix
+ray.init(include_dashboard=False, num_cpus=4)
+rows = ray.data.from_items([{"prompt": f"stem {i % 5} " * 8 + str(i), "id": i} for i in range(60)] + [{"prompt": "x" * 9000, "id": 60}])
+rows = by_prefix(rows).map_batches(
+    Predictor,
+    fn_constructor_kwargs={
+        "model": sys.argv[1], "sampling": {"max_tokens": 4, "temperature": 0.0}, "engine": {"skip_warmup": True, "max_num_seqs": 4, "context_length": 1024}
+    },
+    batch_size=16,
+    concurrency=2,
+)
+rows = sorted(rows.take_all(), key=lambda row: row["id"])
+assert [row["id"] for row in rows] == list(range(61))
+assert all(row["output_tokens"] == 4 or row["finish_reason"] == "stop" for row in rows[:60]), rows[:3]
+assert not any(row["error"] for row in rows[:60])
+assert "1024" in rows[60]["error"], rows[60]
+assert sum(row["cached_tokens"] for row in rows) > 0.4 * sum(row["prompt_tokens"] for row in rows)
+print("good")
+"""
+
+
+def test_predictor_in_a_pipeline(model: Path, tmp_path: Path) -> None:
+    assert "good" in in_a_process(DATA, tmp_path, str(model))
+
+
+SERVE = """
+import json, ray, sys, threading, time, urllib.error, urllib.request
+from ray import serve
+from tierax.integrations.ray_serve import app
+ray.init(include_dashboard=False, num_cpus=4)
+serve.start(http_options={"port": int(sys.argv[2])})
+url = f"http://127.0.0.1:{sys.argv[2]}"
+serve.run(app({"model_path": sys.argv[1], "replicas": "2", "skip_warmup": "true", "max_num_seqs": "4"}))
+
+def post(**body):
+    call = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(call, timeout=120) as answer:
+        return answer.read()
+
+def ready():
+    try:
+        return urllib.request.urlopen(url + "/ready", timeout=9).status == 200
+    except OSError:
+        return False
+
+until = time.monotonic() + 200
+while not ready():
+    assert time.monotonic() < until
+    time.sleep(0.2)
+usage = [json.loads(post(prompt=f"stem {i % 4} " * 40 + str(i), max_tokens=4))["usage"] for i in range(16)]
+# A stem is computed where it is seen first, and found from then on.
+assert [one["prompt_tokens_details"]["cached_tokens"] > 200 for one in usage] == [False] * 4 + [True] * 12, usage
+assert post(prompt="a stream", max_tokens=4, stream=True).endswith(b"data: [DONE]\\n\\n")
+try:
+    post(prompt="x", max_tokens=-1)
+except urllib.error.HTTPError as error:
+    assert error.code == 400 and "max_tokens" in json.load(error)["error"]["message"]
+print("good")
+serve.shutdown()
+"""
+
+
+def test_application_sends_a_prompt_to_where_its_prefix_is(model: Path, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert "good" in in_a_process(SERVE, tmp_path, str(model), str(port))
