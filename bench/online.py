@@ -294,7 +294,7 @@ async def _served_model(server: Server) -> str:
     ):
         if response.status != 200:
             raise ServerError(f"HTTP {response.status}: {(await response.text())[:300]}")
-        return (await response.json())["data"][0]["id"]
+        return (await response.json(content_type=None))["data"][0]["id"]
 
 
 def _root(base_url: str) -> str:

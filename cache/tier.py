@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from .eviction_queue import EvictionQueue
+from .page_events import PageListener
 from .page_pool import PagePool
 from .policies.registry import EvictionPolicy, Use
 from .radix_tree import Node, Run
@@ -27,6 +28,8 @@ class Tier:
         """Pages that no lock protects."""
         self.evicted_pages = 0
         self.expired_pages = 0
+        self.listener: PageListener | None = None
+        """Who hears of every page that comes and goes."""
 
     @property
     def free(self) -> int:
@@ -82,6 +85,8 @@ class Tier:
             self.run(parent).below += 1
         self.queue.discard(run)
         run.pages += pages
+        if self.listener is not None and pages:
+            self.listener.entered(self.level, node, len(run.pages) - len(pages), len(run.pages))
         if run.lock == 0:
             self.evictable += len(pages)
         if run.rank is None and use is not None:
@@ -95,6 +100,8 @@ class Tier:
         assert run.lock == 0, "a locked run is not cut"
         pages = run.pages[keep:]
         self.queue.discard(run)
+        if self.listener is not None and pages:
+            self.listener.leaves(self.level, node, keep, keep + len(pages))
         if keep == 0 and pages:
             self.policy.evicted(run)
             run.rank = None

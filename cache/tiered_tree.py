@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from .page_events import PageListener
 from .policies.registry import EvictionPolicy, Use
 from .radix_tree import DEVICE, HOST, Node, RadixTree
 from .tier import Tier
@@ -51,6 +52,11 @@ class TieredTree:
     @property
     def host(self) -> Tier:
         return self.tiers[HOST]
+
+    def listen(self, listener: PageListener | None) -> None:
+        """From now on `listener` hears of every page that enters or leaves device and host; None: nobody does."""
+        for tier in self.tiers:
+            tier.listener = listener
 
     def use(self) -> Use:
         """The next moment."""
@@ -215,7 +221,10 @@ class TieredTree:
         self.unsaved.clear()
         if self.unwritten is not None:
             self.unwritten.clear()
+        listener = device.listener = self.device.listener
         for node in (*self.tree.roots.values(), *self.tree.nodes()):
+            if listener is not None and node.runs[DEVICE].pages:
+                listener.leaves(DEVICE, node, 0, len(node.runs[DEVICE].pages))
             node.runs[DEVICE].clear()
         self.tiers = (device, self.host)
         for node in reversed(list(self.tree.nodes())):

@@ -12,12 +12,14 @@ from aiohttp.typedefs import Handler, Middleware
 from prometheus_client.exposition import choose_encoder
 
 from ..engine.cache_control import CacheControl
+from ..engine.errors import EngineStopped
 from ..engine.version import __version__
 from .batch.routes import add_batches
 from .config import ServerConfig
 from .core.keys import CONFIG, CONTROL, NOW, RESPONSES, SERVICE
 from .core.service import EngineRunner, Service
 from .dashboard.routes import add_dashboard, login_middleware
+from .events.attach import add_kv_events
 from .http.auth import auth_middleware, load_keys
 from .http.errors import ApiError, error_middleware, json_response, unavailable
 from .http.headers import CrossOrigin, identify, set_headers
@@ -36,6 +38,8 @@ from .parsers.choose import output_style
 from .responses.routes import add_response_routes
 from .responses.store import ResponseStore
 
+ENGINE_PATIENCE = 10.0
+"""Seconds in which the engine's thread has to come round to answer `/health_generate`."""
 _NOT_LIVE = "The engine's loop shows no sign of life."
 
 
@@ -91,6 +95,7 @@ def make_app(
     app.router.add_get("/v1/models", models)
     app.router.add_get("/v1/models/{model:.+}", model)
     app.router.add_get("/health", health)
+    app.router.add_get("/health_generate", health_generate)
     app.router.add_get("/ready", ready)
     app.router.add_get("/version", show_version)
     app.router.add_get("/openapi.json", openapi)
@@ -103,6 +108,8 @@ def make_app(
     add_dashboard(app)
     if config.otlp_endpoint is not None:
         add_tracing(app, config.otlp_endpoint, now)
+    if (events := config.kv_events_config()) is not None:
+        add_kv_events(app, thread, events, now)
     add_batches(app, thread.engine.model_name)
     return app
 
@@ -125,6 +132,21 @@ async def health(request: web.Request) -> web.Response:
     """200 while the engine's loop is alive, else 503; asks nothing of the engine."""
     live = request.app[SERVICE].live
     return json_response({"status": "ok" if live else _NOT_LIVE}, 200 if live else 503)
+
+
+@Documented(answer=Status, others={503: Status})
+async def health_generate(request: web.Request) -> web.Response:
+    """200 once the engine's thread has come round to answer, between two steps; 503 if it does not within 10 seconds.
+
+    Before warm-up has ended it does not.
+    """
+    service = request.app[SERVICE]
+    answered = asyncio.wrap_future(service.thread.call(lambda: None))
+    try:
+        await asyncio.wait_for(answered, ENGINE_PATIENCE)
+    except (TimeoutError, EngineStopped):
+        return json_response({"status": _NOT_LIVE}, 503)
+    return json_response({"status": "ok"})
 
 
 @Documented(answer=Status, others={503: Status})

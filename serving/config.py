@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from ..engine.config import ConfigError
+from .events.config import KvEventsConfig
 from .parsers.choose import REASONING_PARSERS, TOOL_CALL_PARSERS
 
 METRICS_ALIASES = ("sglang", "vllm")
@@ -77,6 +78,9 @@ class ServerConfig:
 
     otlp_endpoint: str | None = None
     """Collector that gets an OpenTelemetry span of every generation, e.g. http://localhost:4318."""
+    kv_events: str | None = None
+    """Where to publish what enters and leaves the cache: a ZeroMQ endpoint such as `tcp://*:5557`, or vLLM's JSON object
+    of settings."""
     metrics_alias: str | None = None
     """Engine under whose names `/metrics` shows the most used metrics once more: `sglang` or `vllm`."""
 
@@ -121,6 +125,7 @@ class ServerConfig:
             raise ConfigError(
                 f"otlp_endpoint: {self.otlp_endpoint!r} must be a URL, e.g. http://localhost:4318"
             )
+        self.kv_events_config()
         if self.metrics_alias not in (None, *METRICS_ALIASES):
             raise ConfigError(
                 f"metrics_alias: {self.metrics_alias!r} must be one of {', '.join(METRICS_ALIASES)}"
@@ -145,6 +150,10 @@ class ServerConfig:
         """The origins of `cors_origin`."""
         given = self.cors_origin
         return (given,) if isinstance(given, str) else tuple(given)
+
+    def kv_events_config(self) -> KvEventsConfig | None:
+        """`kv_events` taken apart; None = nothing is published. Raises `ConfigError`."""
+        return None if self.kv_events is None else KvEventsConfig.parse(self.kv_events)
 
     def pin_share(self) -> float:
         """`pin_quota` as a number from 0 to 1. Raises `ConfigError`."""

@@ -21,6 +21,7 @@ from .config import ServerConfig
 from .core.keys import CONFIG, SERVICE
 from .core.service import EngineRunner, Service
 from .core.warming import Line, read_warmup_file, warm_all
+from .events.publisher import check_endpoints
 from .http.auth import load_keys, salted
 from .http.errors import ApiError
 from .http.headers import AccessLog
@@ -55,6 +56,8 @@ def run(config: EngineConfig, server: ServerConfig) -> int:
         load_keys(server)
         if server.otlp_endpoint is not None:
             check_packages()
+        if (events := server.kv_events_config()) is not None:
+            check_endpoints(events)
         tls_context(server)
         check_data_dir(server)
         warmup = read_warmup_file(server.warmup_file) if server.warmup_file is not None else []

@@ -17,7 +17,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("engine", "models", "pallas_kernels", "cache", "serving", "bench", "lang", "lab", "cli")
+PACKAGES = (
+    "engine",
+    "models",
+    "pallas_kernels",
+    "cache",
+    "serving",
+    "bench",
+    "lang",
+    "lab",
+    "integrations",
+    "cli",
+)
 PROBE = (
     "import tierax, tierax.cache.manager, tierax.engine.request, tierax.models.config, tierax.cli.main, sys;"
     "assert 'jax' not in sys.modules;"

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..eviction_queue import EvictionQueue
+from ..page_events import PageListener
 from ..page_keys import KEY_BYTES, PageKey
 from ..policies.lru import LRU
 from ..policies.policy import EvictionPolicy, Use
@@ -113,6 +114,8 @@ class DiskIndex:
         """The latest."""
         self._remembered: dict[bytes, int] = {}
         """Key -> place in the order of eviction, from a snapshot; used up by `add_listed`."""
+        self.listener: PageListener | None = None
+        """Who hears of every page that is stored or leaves."""
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -169,6 +172,8 @@ class DiskIndex:
         self.stats.stored_pages += 1
         self.stats.stored_bytes += page.nbytes
         self._requeue(page)
+        if self.listener is not None:
+            self.listener.stored([key])
 
     def failed(self, key: PageKey) -> list[PageKey]:
         """The write of a reserved page has failed: it may be reserved again. What hangs below it goes as well."""
@@ -295,6 +300,8 @@ class DiskIndex:
             self._attach(page)
             added.append(page)
         self._touch_in_order(added, use or self._use)
+        if self.listener is not None:
+            self.listener.stored([page.key for page in added])
         self.stats.evicted_pages["orphan"] += 0 if spare_orphans else len(orphans)
         surplus = self._make_room("capacity") or []
         return surplus if spare_orphans else surplus + orphans[::-1]
@@ -310,6 +317,11 @@ class DiskIndex:
         return _SNAPSHOT.pack(_SNAPSHOT_MAGIC, zlib.crc32(keys)) + keys
 
     # Views.
+
+    def stored_keys(self) -> Iterator[PageKey]:
+        """Every page that is stored, heads before tails."""
+        # Nobody attaches a page before its head, and a dict keeps that order.
+        return (page.key for page in self._pages.values() if page.stored)
 
     def namespaces(self) -> dict[bytes, NamespaceStats]:
         """What every namespace has here; a walk over all pages."""
@@ -424,6 +436,8 @@ class DiskIndex:
             self.stats.evicted_bytes += page.nbytes
         if pages:
             self.stats.evicted_pages[reason] += len(pages)
+            if self.listener is not None:
+                self.listener.removed([page.key for page in pages if page.stored])
         return [page.key for page in pages]
 
     def _subtree(self, page: _Page) -> Iterator[_Page]:

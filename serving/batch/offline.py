@@ -10,6 +10,7 @@ from http import HTTPStatus
 import aiohttp
 import msgspec
 
+from ...engine.config import EngineConfig
 from ...engine.errors import EngineStopped
 from ..app import make_app
 from ..config import ServerConfig
@@ -59,6 +60,14 @@ async def answer_file(
             put(answer_line(line, result.status, result.body))
 
     await answer_all(in_chunks(lines, asyncio.to_thread), done, one, asyncio.Semaphore(concurrency))
+
+
+def engine_thread(config: EngineConfig) -> EngineRunner:
+    """An engine that is loaded but not started, for `local_answerer`. Raises `ConfigError` and what else `Engine` does."""
+    from ...engine.engine import Engine
+    from ...engine.thread import EngineThread
+
+    return EngineThread(Engine(config))
 
 
 @asynccontextmanager

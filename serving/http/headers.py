@@ -85,9 +85,11 @@ class AccessLog(AbstractAccessLogger):
     def log(self, request: web.BaseRequest, response: web.StreamResponse, time: float) -> None:
         route, request_id = "-", "-"
         if isinstance(request, web.Request):
-            resource = request.match_info.route.resource if request.match_info is not None else None
-            route = resource.canonical if resource is not None else "-"
             request_id = request.get(REQUEST_ID, "-")
+            # What was no HTTP (a probe by another protocol, say) has met no route, and even asking for one fails then.
+            if REQUEST_ID in request:
+                resource = request.match_info.route.resource
+                route = resource.canonical if resource is not None else "-"
         method = request.method if request.method in hdrs.METH_ALL else "-"
         quiet = route in _POLLED and response.status == 200
         self.logger.log(

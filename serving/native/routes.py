@@ -109,12 +109,18 @@ class TokenizerInfo(TypedDict):
 
 
 class ServerInfo(TypedDict):
-    """The server; settings are for operators only, and never hold a secret."""
+    """The server; settings are for operators only, and never hold a secret. Several names are SGLang's, for its router."""
 
     version: str
     model: str
+    served_model_name: str
+    model_path: str
     ready: bool
     max_model_len: int
+    max_total_tokens: int
+    """For which the device has room."""
+    max_running_requests: int
+    dp_size: int
     load: dict[str, Any]
     engine_config: NotRequired[dict[str, Any]]
     server_config: NotRequired[dict[str, Any]]
@@ -132,6 +138,17 @@ class Load(TypedDict):
     """Share of the device's pages that running requests hold."""
 
 
+class RankLoad(TypedDict):
+    """The same in SGLang's form, of the one replica that there is."""
+
+    dp_rank: int
+    num_reqs: int
+    """Running and waiting."""
+    num_waiting_reqs: int
+    num_tokens: int
+    """For which running requests hold pages."""
+
+
 def add_native_routes(router: web.UrlDispatcher) -> None:
     """Adds all routes of this module."""
     router.add_post("/generate", generate)
@@ -143,8 +160,8 @@ def add_native_routes(router: web.UrlDispatcher) -> None:
     router.add_get("/tokenizer_info", tokenizer_info)
     for path in ("/server_info", "/get_server_info"):
         router.add_get(path, server_info)
-    for path in ("/load", "/get_load"):
-        router.add_get(path, load)
+    router.add_get("/load", load)
+    router.add_get("/get_load", rank_loads)
 
 
 @Documented(body=TokenizeBody, answer=Tokenized)
@@ -242,8 +259,13 @@ async def server_info(request: web.Request) -> web.Response:
     info: ServerInfo = {
         "version": __version__,
         "model": engine.model_name,
+        "served_model_name": engine.model_name,
+        "model_path": _shown(engine.config.model_path),
         "ready": service.thread.ready and not service.draining,
         "max_model_len": engine.context_length,
+        "max_total_tokens": engine.stats.pages_total * engine.cache.page_size,
+        "max_running_requests": engine.stats.slots,
+        "dp_size": 1,
         "load": dict(_load(service)),
     }
     if tenant_of(request) is None:
@@ -267,6 +289,20 @@ _SHOWN_SETTINGS = (
 async def load(request: web.Request) -> web.Response:
     """How much the server has to do."""
     return json_response(_load(request.app[SERVICE]))
+
+
+@Documented(answer=list[RankLoad])
+async def rank_loads(request: web.Request) -> web.Response:
+    """How much the server has to do, as SGLang's router reads it."""
+    engine = request.app[SERVICE].engine
+    stats = engine.stats
+    told: RankLoad = {
+        "dp_rank": 0,
+        "num_reqs": stats.running + stats.waiting,
+        "num_waiting_reqs": stats.waiting,
+        "num_tokens": stats.pages_in_use * engine.cache.page_size,
+    }
+    return json_response([told])
 
 
 def _load(service: Service) -> Load:

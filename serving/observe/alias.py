@@ -68,6 +68,13 @@ _NAMES = {
 }
 
 
+def config_info(name: str, labels: Mapping[str, object]) -> Metric:
+    """A gauge that is always 1, for what it says in its labels."""
+    info = GaugeMetricFamily(name, "Size of the device's pool.", labels=[*labels])
+    info.add_metric([str(value) for value in labels.values()], 1)
+    return info
+
+
 class AliasCollector(Collector):
     """What `sources` collect, again under the names that `alias` (one of `config.METRICS_ALIASES`) uses, labelled with the model."""
 
@@ -109,11 +116,10 @@ class AliasCollector(Collector):
         """What they say of the pool's size."""
         page, stats = self._engine.cache.page_size, self._engine.stats
         model = {"model_name": self._engine.model_name}
+        names = ("block_size", "num_gpu_blocks") if self._alias == "vllm" else ("page_size", "num_pages")
+        sizes = dict(zip(names, (page, stats.pages_total), strict=True))
+        yield config_info(f"{self._alias}:cache_config_info", {**sizes, **model})
         if self._alias == "vllm":
-            labels = {"block_size": str(page), "num_gpu_blocks": str(stats.pages_total), **model}
-            info = GaugeMetricFamily("vllm:cache_config_info", "Size of the device's pool.", labels=[*labels])
-            info.add_metric([*labels.values()], 1)
-            yield info
             return
         for name, text, pages in (
             ("num_used_tokens", "Tokens whose KV running requests hold.", stats.pages_in_use),

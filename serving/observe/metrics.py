@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from ...engine.cache_control import CacheControl
 from ...engine.request import Request
 from ...engine.stats import EngineStats
-from .alias import AliasCollector
+from .alias import AliasCollector, config_info
 from .tiers import TierCollector
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class ServingMetrics:
         self._clock = clock
         self._samples: deque[_Sample] = deque()
         self.registry = CollectorRegistry()
-        engine_collector = _EngineCollector(self, self._stats)
+        engine_collector = _EngineCollector(self, self._stats, engine.cache.page_size)
         self.registry.register(engine_collector)
         self.registry.register(TierCollector(engine, control, self.disk_eviction_rate))
         # Memory, descriptors and processor time of this process.
@@ -197,9 +197,10 @@ class ServingMetrics:
 class _EngineCollector(Collector):
     """Reads the engine's counters when scraped, so that nothing is counted twice or reset."""
 
-    def __init__(self, metrics: ServingMetrics, stats: Callable[[], EngineStats]):
+    def __init__(self, metrics: ServingMetrics, stats: Callable[[], EngineStats], page_size: int):
         self._metrics = metrics
         self._stats = stats
+        self._page_size = page_size
 
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
@@ -252,6 +253,8 @@ class _EngineCollector(Collector):
             ),
         ):
             yield GaugeMetricFamily(f"tierax_{name}", text, value=value)
+        sizes = {"block_size": self._page_size, "num_blocks": stats.pages_total}
+        yield config_info("tierax_cache_config_info", sizes)
 
 
 def _usage(stats: EngineStats) -> float:

@@ -1,4 +1,5 @@
-"""Tree and tiers under random operations, against a model that knows only what every page and row really holds.
+"""Tree and tiers under random operations, against a model that knows only what every page and row really holds, and
+against one that knows only the events that were published.
 
 The model copies contents when the manager orders a copy, and forgets them when a page changes hands. The tree must
 never name a page or a row whose contents are not what its path says.
@@ -12,9 +13,12 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from helpers.tier_mirror import TierMirror, blocks_in, walk
 from tierax.cache.manager import WRITE_POLICIES, CacheManager, Hold, Lease
+from tierax.cache.page_events import PageLog
 from tierax.cache.policies.registry import POLICIES, load_policy
 from tierax.cache.radix_tree import DEVICE, HOST
+from tierax.serving.events.messages import block_hash
 
 Content = tuple[bytes, tuple[int, ...]]
 """Namespace, and all tokens up to the end of the page."""
@@ -57,6 +61,9 @@ class Simulation:
         self.host: dict[int, Content] = {}
         self.users: list[User] = []
         self.readers: list[Reader] = []
+        self.log = PageLog(10**6, told={b""})
+        self.mirror = TierMirror()
+        self.cache.tiers.listen(self.log)
 
     def run(self, operations: int) -> None:
         moves = [
@@ -85,6 +92,7 @@ class Simulation:
         self.cache.clear()
         self.check()
         assert not self.cache.tiers.tree.roots, "an empty cache keeps no namespace"
+        assert not any(self.mirror.blocks.values())
 
     def tokens(self) -> array[int]:
         stem = self.rng.randrange(3)
@@ -203,6 +211,17 @@ class Simulation:
                     for at, page in enumerate(run.pages):
                         assert held[page] == self.content(namespace, tokens, node.start + at)
                 stack += [(child, tokens) for child in node.children.values()]
+        self.check_events()
+
+    def check_events(self) -> None:
+        """Whoever heard the events, and nothing else, knows what each tier holds."""
+        self.mirror.hear(self.log.take(10**6).events, self.page_size)
+        assert self.mirror.blocks == {**blocks_in(self.cache.tiers), "STORAGE": set()}
+        for node, namespace in walk(self.cache.tiers):
+            for at, key in enumerate(node.page_keys()):
+                own = node.key[at * node.page_bytes : (at + 1) * node.page_bytes]
+                told = list(array("i", bytes(own))) if namespace == b"" else None
+                assert self.mirror.tokens.get(block_hash(key)) == told
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-FOLDERS = ("engine", "models", "pallas_kernels", "cache", "serving", "bench", "lang", "lab")
+FOLDERS = ("engine", "models", "pallas_kernels", "cache", "serving", "bench", "lang", "lab", "integrations")
 JAX = frozenset({"jax", "jaxlib", "flax", "optax", "orbax", "chex"})
 PURE_ENGINE = tuple(
     f"engine.{name}"
@@ -62,6 +62,9 @@ RULES = (
     *(Rule(name, (*_under("cache"), "models.config", *PURE_ENGINE), never=JAX) for name in PURE_ENGINE),
     Rule("engine*", _under("engine", "cache", "models", "pallas_kernels")),
     Rule("serving*", ("", *_under("serving", "engine")), never=JAX),
+    # Other people's frameworks around the public names and the server's parts.
+    Rule("integrations.ray_data", ("engine.llm", "engine.request"), never=JAX),
+    Rule("integrations*", ("engine.config", *_under("integrations", "serving")), never=JAX),
     # A client program: the engine of its own process is loaded only when a program asks for one.
     Rule("lang.local", ("", *_under("lang", "engine")), never=JAX),
     Rule("lang*", _under("lang"), never=JAX),
@@ -99,6 +102,8 @@ NEVER_JAX = (
     "lang.*",
     "lab",
     "lab.*",
+    "integrations",
+    "integrations.prefix_order",
 )
 """These stay free of jax through everything they import."""
 HOLDS_JAX = ("cache.device_pool", "cache.split_device_pool", "lang.local")

@@ -73,6 +73,8 @@ async def test_sglang_names(serve):
     assert value("num_aborted_requests_total") == 0
     assert value("num_used_tokens") == 0
     assert value("max_total_num_tokens") == 64 * 16
+    assert metrics['sglang:cache_config_info{model_name="fake",num_pages="64",page_size="16"}'] == 1
+    assert metrics['tierax_cache_config_info{block_size="16",num_blocks="64"}'] == 1
     for name in ("time_to_first_token_seconds", "e2e_request_latency_seconds", "queue_time_seconds"):
         assert value(f"{name}_bucket", 'le="+Inf",') == value(f"{name}_count") == 2
 

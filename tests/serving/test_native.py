@@ -327,9 +327,36 @@ async def test_load_counts_calls_and_requests(serve):
     body = {"text": "a", "sampling_params": {"max_new_tokens": 4000, "n": 3}}
     task = asyncio.create_task(live.post(GENERATE, body))
     await eventually(lambda: live.engine.stats.running == 2)
-    told = (await live.get("/get_load"))[1]
+    told = (await live.get("/load"))[1]
     assert told == {"server_load": 1, "running": 2, "waiting": 1, "kv_usage": 2 / 64}
+    told = (await live.get("/get_load"))[1]
+    assert told == [{"dp_rank": 0, "num_reqs": 3, "num_waiting_reqs": 1, "num_tokens": 2 * 16}], (
+        "as SGLang tells"
+    )
     task.cancel()
     await eventually(lambda: live.engine.stats.running == live.engine.stats.waiting == 0)
     await asyncio.sleep(0.02)
     assert (await live.get("/load"))[1] == idle
+
+
+async def test_health_generate_asks_the_engine(serve):
+    live = await serve()
+    assert (await live.get("/health_generate"))[0] == 200
+    live.thread.kill()
+    assert (await live.get("/health_generate"))[0] == 503
+
+
+async def test_probe_by_another_protocol_is_a_line_in_the_log_and_no_fault(serve, caplog):
+    live = await serve()
+    caplog.set_level("INFO")
+    host, port = live.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    # A router that finds out whether it may speak gRPC.
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    await writer.drain()
+    assert (await reader.read(12)).startswith(b"HTTP/1.")
+    writer.close()
+    await writer.wait_closed()
+    assert (await live.get("/health"))[0] == 200
+    assert not [record for record in caplog.records if record.exc_info], "a traceback"
+    assert [record for record in caplog.records if '"- -" 400' in record.getMessage()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import shutil
 import sys
@@ -20,7 +21,7 @@ from .options import Parser, add_engine_options, engine_config
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from ..serving.batch.lines import Tally
+    from ..serving.batch.lines import Line, Tally
     from ..serving.batch.offline import Answerer
 
 NAME = "tierax batch"
@@ -29,6 +30,8 @@ MAX_LINE = 64 * 2**20
 """Bytes of a line."""
 
 Engine = Callable[[], "AbstractAsyncContextManager[Answerer]"]
+Work = Callable[["Iterator[Line]", "set[str | int]", Callable[[bytes], None], int], None]
+"""Answers the lines whose keys are not given, hands out output lines, so many lines at once (per engine)."""
 
 
 def run(argv: list[str]) -> int:
@@ -46,24 +49,39 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--retry-failed", action="store_true", help="try lines again that failed before")
     parser.add_argument("--base-url", metavar="URL", help="ask this server instead of loading a model")
     parser.add_argument("--api-key", metavar="KEY", help="its key ($TIERAX_API_KEY)")
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="spread the lines over engines on this Ray cluster: auto, HOST:PORT, ray://HOST:10001, or local",
+    )
+    parser.add_argument(
+        "--ray-workers",
+        type=_count,
+        metavar="N",
+        help="engines there (one per accelerator, or else per machine)",
+    )
+    parser.add_argument(
+        "--ray-cpus", type=float, default=1.0, metavar="X", help="CPUs that each engine asks for (1)"
+    )
     add_engine_options(parser)
     values = vars(parser.parse_args(argv))
-    answerer = _answerer(values, parser)
+    work = _spread_work(values, parser) if values["ray"] is not None else _work(_answerer(values, parser))
 
     with _input(values["input"], values["output"]) as source:
         try:
-            return _answer(source, values, answerer)
+            return _answer(source, values, work)
         except KeyboardInterrupt:
             print(f"{NAME}: interrupted; the same command goes on from here", file=sys.stderr)
             raise
 
 
-def _answer(source: BinaryIO, values: dict[str, Any], answerer: Engine) -> int:
+def _answer(source: BinaryIO, values: dict[str, Any], work: Work) -> int:
     from tqdm import tqdm
 
     from ..engine.errors import EngineStopped
+    from ..integrations.spread import WorkerDied
     from ..serving.batch.lines import Tally, read_lines
-    from ..serving.batch.offline import ServerGone, answer_file
+    from ..serving.batch.offline import ServerGone
 
     tally = Tally()
     with _output(values["output"], tally, retry=values["retry_failed"]) as put:
@@ -71,21 +89,16 @@ def _answer(source: BinaryIO, values: dict[str, Any], answerer: Engine) -> int:
         keys = [line.key for line in read_lines(source, MAX_LINE)]
         left = sum(key not in tally.keys for key in keys)
         source.seek(0)
-
-        async def work(bar: tqdm) -> None:
-            def done(raw: bytes) -> None:
-                put(raw)
-                _show(bar, tally)
-
-            async with answerer() as answer:
-                lines = read_lines(source, MAX_LINE)
-                await answer_file(lines, tally.keys, answer, done, concurrency=values["max_concurrency"])
-
         if left:
             with tqdm(total=len(keys), initial=len(keys) - left, unit="line", disable=None) as bar:
+
+                def done(raw: bytes) -> None:
+                    put(raw)
+                    _show(bar, tally)
+
                 try:
-                    asyncio.run(work(bar))
-                except (ServerGone, EngineStopped) as error:
+                    work(read_lines(source, MAX_LINE), tally.keys, done, values["max_concurrency"])
+                except (ServerGone, EngineStopped, WorkerDied) as error:
                     if isinstance(error, ServerGone) and not error.reached:
                         raise UsageError(NAME, str(error)) from None
                     print(f"{NAME}: {error}; the same command goes on from here", file=sys.stderr)
@@ -97,6 +110,50 @@ def _answer(source: BinaryIO, values: dict[str, Any], answerer: Engine) -> int:
         f"{NAME}: {len(tally.keys)} lines answered ({before} before), {tally.failed} failed", file=sys.stderr
     )
     return 1 if tally.failed else 0
+
+
+def _work(answerer: Engine) -> Work:
+    """Lines in the order of their file, by one engine or server."""
+
+    def work(lines: Iterator[Line], keys: set[str | int], put: Callable[[bytes], None], at_once: int) -> None:
+        from ..serving.batch.offline import answer_file
+
+        async def answer() -> None:
+            async with answerer() as one:
+                await answer_file(lines, keys, one, put, concurrency=at_once)
+
+        asyncio.run(answer())
+
+    return work
+
+
+def _spread_work(values: dict[str, Any], parser: Parser) -> Work:
+    """Lines by common beginnings, by engines on a Ray cluster."""
+    from ..integrations.ray_batch import check_packages
+
+    if values["base_url"] is not None:
+        parser.error("--ray runs engines of its own; leave --base-url away")
+    if not 0 < values["ray_cpus"] < math.inf:
+        parser.error(f"--ray-cpus {values['ray_cpus']:g}: must be more than 0")
+    check_packages()
+    config = engine_config({"skip_warmup": True, **values}, parser)
+
+    def work(lines: Iterator[Line], keys: set[str | int], put: Callable[[bytes], None], at_once: int) -> None:
+        from ..integrations.ray_batch import ray_workers
+        from ..integrations.spread import spread
+
+        left = [line for line in lines if line.key not in keys]
+        cluster = ray_workers(
+            config,
+            values["ray"],
+            count=values["ray_workers"],
+            cpus=values["ray_cpus"],
+            max_line=MAX_LINE,
+        )
+        with cluster as workers:
+            spread(left, workers, put, concurrency=at_once)
+
+    return work
 
 
 def _show(bar: tqdm, tally: Tally) -> None:
@@ -127,11 +184,9 @@ def _remote(url: str, key: str | None) -> AbstractAsyncContextManager[Answerer]:
 
 
 def _local(config: EngineConfig) -> AbstractAsyncContextManager[Answerer]:
-    from ..engine.engine import Engine
-    from ..engine.thread import EngineThread
-    from ..serving.batch.offline import local_answerer
+    from ..serving.batch.offline import engine_thread, local_answerer
 
-    return local_answerer(EngineThread(Engine(config)), MAX_LINE)
+    return local_answerer(engine_thread(config), MAX_LINE)
 
 
 @contextmanager

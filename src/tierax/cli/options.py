@@ -401,8 +401,14 @@ SERVER_OPTIONS = (
         metavar="URL",
     ),
     Option(
+        "kv_events",
+        ("--kv-events", "--kv-events-config"),
+        "publish what enters and leaves the cache: tcp://*:5557, or vLLM's JSON of settings",
+        metavar="ENDPOINT",
+    ),
+    Option(
         "metrics_alias",
-        ("--metrics-alias",),
+        ("--metrics-alias", "--metrics-compat"),
         f"show metrics under this engine's names too: {', '.join(METRICS_ALIASES)}",
         metavar="ENGINE",
     ),

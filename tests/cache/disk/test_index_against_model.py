@@ -8,11 +8,14 @@ from collections import Counter
 import pytest
 
 from helpers.disk_pages import NAMESPACE, OTHER_NAMESPACE
+from helpers.tier_mirror import STORAGE, TierMirror
 from tierax.cache.disk.index import DiskIndex
 from tierax.cache.disk.names import Stored
+from tierax.cache.page_events import PageLog
 from tierax.cache.page_keys import PageKey, chain
 from tierax.cache.policies.policy import Use
 from tierax.cache.policies.registry import load_policy
+from tierax.serving.events.messages import block_hash
 
 OPERATIONS = 2500
 
@@ -50,6 +53,12 @@ class Machine:
         self.evicted: Counter[str] = Counter()
         """Of the runs before this one."""
         self.tick = 0
+        self.listen()
+
+    def listen(self) -> None:
+        """Whoever hears the events from here on knows what is stored."""
+        self.log, self.mirror = PageLog(10**6, told=()), TierMirror()
+        self.index.listener = self.log
 
     def delete(self, keys: list[PageKey] | None) -> None:
         for key in keys or ():
@@ -76,6 +85,8 @@ class Machine:
         # Every page of the index is there, and everything there is in the index: nothing leaks.
         stored = {key for key in self.size if self.index.is_stored(key)}
         assert stored == self.files
+        self.mirror.hear(self.log.take(10**6).events, page_size=1)
+        assert self.mirror.blocks[STORAGE] == {block_hash(key.key) for key in stored}
         assert {key for key in self.size if key in self.index} - stored == set(self.writing) - self.doomed
         for other in self.paths:
             expected = next((n for n, key in enumerate(other) if key not in self.files), len(other))
@@ -156,6 +167,7 @@ class Machine:
         self.writing, self.doomed, self.locked, self.tick = [], set(), [], 0
         self.capacity = self.rng.choice([60, 150, 400])
         self.index = DiskIndex(self.capacity, load_policy(self.policy))
+        self.listen()
         if self.rng.random() < 0.7:
             assert self.index.restore(snapshot)
         listed = [
