@@ -10,13 +10,15 @@ import tensorstore as ts
 from ..moves import Outcome
 from ..page_keys import PageKey
 from .fleet import News, Orders
-from .local import StoreError
 from .names import CLAIM_NAME, FLEET, parse_replica_name, replica_name
 from .notes import Claim, Note, pack_claim, pack_note, parse_claim, parse_note
 from .store import PATIENCE_S, PageStore
 from .upkeep import DELETES_IN_FLIGHT, delete_pages
 
 _log = logging.getLogger(__name__)
+
+_EVERYTHING = ts.KvStore.KeyRange(FLEET, FLEET[:-1] + "0")
+"""All names that start with `FLEET`: "0" follows "/"."""
 
 
 class Board:
@@ -39,6 +41,11 @@ class Board:
             self._read_notes()
         claim = None if raw is None else parse_claim(raw)
         return News(began, self._clock(), dict(self._notes), claim, generation, deleted)
+
+    def clear(self) -> None:
+        """Removes all notes and the claim; whoever lives writes again. Raises StoreError."""
+        with self._store.as_store_error():
+            self._store.kv.delete_range(_EVERYTHING).result(timeout=PATIENCE_S)
 
     def carry_out(self, orders: Orders, generation: bytes) -> tuple[PageKey, ...]:
         """Does what `Fleet.turn` said of news with this `generation` of the claim; returns which pages are deleted. Raises
@@ -64,8 +71,7 @@ class Board:
         return tuple(gone)
 
     def _read_notes(self) -> None:
-        everything = ts.KvStore.KeyRange(FLEET, FLEET[:-1] + "0")
-        listed = self._store.kv.list(everything).result(timeout=PATIENCE_S)
+        listed = self._store.kv.list(_EVERYTHING).result(timeout=PATIENCE_S)
         replicas = {replica for name in listed if (replica := parse_replica_name(name.decode())) is not None}
         for replica in set(self._notes) - replicas:
             self._notes.pop(replica, None)
@@ -102,6 +108,3 @@ class Board:
 
     def _put(self, name: str, value: bytes) -> None:
         self._store.kv.write(name, value).result(timeout=PATIENCE_S)
-
-
-__all__ = ["Board", "StoreError"]
