@@ -45,3 +45,11 @@ class LoadOrRecompute:
             return True
         assert self.read.measured_at is not None
         return now - self.read.measured_at >= self._retry
+
+    def worth_asking(self, questions: Rate, num_tokens: int, now: float) -> bool:
+        """Whether to ask the disk for tokens that it may have: that should not take longer than computing them."""
+        ask, compute = questions.seconds_for(1), self.prefill.seconds_for(num_tokens)
+        if ask is None or compute is None or ask <= compute:
+            return True
+        assert questions.measured_at is not None
+        return now - questions.measured_at >= self._retry

@@ -127,6 +127,12 @@ class EngineConfig:
     """Read the disk cache, but write nothing to it."""
     disk_cache_refresh: float = 30.0
     """Seconds between looks for what other processes have written to the disk cache; 0 = only at start."""
+    disk_cache_shared: bool = False
+    """Other servers write to the same disk cache: agree with them on what is deleted, and look there for what they have just
+    written."""
+    disk_cache_lease: float = 30.0
+    """Seconds after which a server that shares the disk cache and is not heard of counts as dead; the same for all. No page
+    that was used within it is deleted."""
     write_policy: str = "write_through"
     """When KV goes down to the host: write_through (as it is computed), write_through_selective (once it was used again),
     write_back (when the device evicts it). What enters the host goes on to the disk."""
@@ -173,7 +179,10 @@ class EngineConfig:
             raise ConfigError(f"tp_size: {self.tp_size!r} must be a whole number of at least 1")
         if not _is_int(self.seed) or not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed: {self.seed!r} must be a whole number from 0 to 2**63 - 1")
-        for name in ("disable_radix_cache", "skip_warmup", "disable_prefetch", "disk_cache_read_only"):
+        for name in (
+            *("disable_radix_cache", "skip_warmup", "disable_prefetch"),
+            *("disk_cache_read_only", "disk_cache_shared"),
+        ):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name}: {getattr(self, name)!r} must be true or false")
         if self.served_model_name is not None and not self.served_model_name.strip():
@@ -215,6 +224,9 @@ class EngineConfig:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
                 raise ConfigError(f"{name}: {value!r} must be seconds, 0 or more")
+        lease = self.disk_cache_lease
+        if isinstance(lease, bool) or not isinstance(lease, int | float) or not 1 <= lease < math.inf:
+            raise ConfigError(f"disk_cache_lease: {lease!r} must be seconds, at least 1")
 
     @property
     def model_name(self) -> str:

@@ -18,10 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..cache.disk.index import DiskIndex
+from ..cache.disk.probe import Prober
 from ..cache.manager import CacheManager, Hold, Lease
 from ..cache.moves import Move, Mover, Outcome
 from ..cache.page_keys import PageKey
 from ..cache.rates import LoadOrRecompute
+from .disk_search import DiskSearch
 from .prefetch_policy import PrefetchPolicy
 from .request import Request
 
@@ -112,8 +114,10 @@ class Prefetcher:
         policy: PrefetchPolicy,
         max_wait: float,
         on_arrival: bool = True,
+        prober: Prober | None = None,
     ) -> None:
-        """`on_arrival`: reads begin when a request comes, else only when its turn has come."""
+        """`on_arrival`: reads begin when a request comes, else only when its turn has come. `prober`: where others write to
+        the disk too, asks it for what the index does not know."""
         self.stats = PrefetchStats()
         self.choice = LoadOrRecompute()
         self._cache = cache
@@ -123,6 +127,9 @@ class Prefetcher:
         self._page_bytes = page_bytes
         self._policy = policy
         self._max_wait = max_wait
+        self.search: DiskSearch | None = None
+        if prober is not None and index is not None:
+            self.search = DiskSearch(prober, index, self.choice, cache.tiers.use)
         self._late: set[Request] = set()
         """Requests that read when it is their turn."""
         self._waits: dict[Request, _Wait] = {}
@@ -152,13 +159,22 @@ class Prefetcher:
             on_disk = self._index.match(names[match.pages :])
             self.stats.disk_queries += most - match.pages
             self.stats.disk_hits += on_disk
+            self._index.keep(names[match.pages : match.pages + on_disk])
         request.found = (match.device * size, match.pages * size, (match.pages + on_disk) * size)
         if self._on_arrival or not on_disk:
             self._bring_up(request, names[: match.pages + on_disk], now)
         else:
             self._late.add(request)
+        if self.search is not None:
+            known = match.pages + on_disk
+            patience = min(self._patience(request), self._max_wait)
+            self.search.start(request, names, known, (most - known) * size, patience=patience, now=now)
 
     def ready(self, request: Request, now: float) -> bool:
+        if self.search is not None:
+            if self.search.pending(request, now):
+                return False
+            self._take_found(request)
         if request in self._late:
             self._late.discard(request)
             size = self._cache.page_size
@@ -179,7 +195,7 @@ class Prefetcher:
         if not on_disk and match.host <= match.device:
             return
         hold = cache.hold(request.namespace, request.tokens, limit, save=on_disk > 0)
-        patience = (request.prefetch or self._policy).patience
+        patience = self._patience(request)
         wait = self._waits[request] = _Wait(
             namespace=request.namespace,
             tokens=request.tokens,
@@ -191,8 +207,39 @@ class Prefetcher:
         )
         self._issue(wait)
 
+    def _patience(self, request: Request) -> float:
+        return (request.prefetch or self._policy).patience
+
+    def _take_found(self, request: Request) -> None:
+        """Reads what the disk was found to have beyond what the index had known."""
+        assert self.search is not None
+        found = self.search.take(request)
+        if found is None:
+            return
+        assert self._index is not None
+        size = self._cache.page_size
+        self.stats.disk_hits += len(found.names) - found.before
+        self._index.keep(found.names[found.before :])
+        request.found = (*request.found[:2], len(found.names) * size)
+        wait = self._waits.get(request)
+        if request in self._late:
+            return
+        if wait is None or not wait.reading:
+            # What its host pages hold on to is held again, with what has to be saved before.
+            if wait is not None:
+                self._waits.pop(request)
+                self._cache.drop(_hold(wait))
+                self._give_up(wait)
+            self._bring_up(request, list(found.names), found.asked_at)
+        elif wait.target == found.before:
+            wait.keys = list(found.names)
+            wait.target = len(found.names)
+            self._issue(wait)
+
     def end(self, request: Request) -> None:
         self._late.discard(request)
+        if self.search is not None:
+            self.search.end(request)
         wait = self._waits.pop(request, None)
         if wait is not None and wait.hold is not None:
             missing = wait.target - wait.hold.num_pages
@@ -208,6 +255,9 @@ class Prefetcher:
 
     def poll(self) -> None:
         """Places what has arrived, and asks for more where there was no room before."""
+        if self.search is not None:
+            for request in self.search.answered():
+                self._take_found(request)
         for wait in self._waits.values():
             if wait.arrived or _hold(wait).num_pages < wait.target:
                 self._advance(wait)
@@ -373,6 +423,8 @@ class Prefetcher:
             if not wait.reading:
                 self._give_up(wait)
         self._waits.clear()
+        if self.search is not None:
+            self.search.reset()
         self._late.clear()
         self._loads.clear()
 

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ..cache.device_pool import DevicePool
+from ..cache.disk.fleet_thread import FleetThread
 from ..cache.disk.index import DiskIndex
+from ..cache.disk.probe import Prober
 from ..cache.disk.record import PageLayout
 from ..cache.disk.relist import Relist
-from ..cache.disk.store import PageStore, StoreError
+from ..cache.disk.store import PageStore
 from ..cache.host_pool import HostPool
-from ..cache.malloc import keep_freed_memory
 from ..cache.manager import CacheManager
 from ..cache.mover import TierMover
-from ..cache.page_keys import namespace_digest
-from ..cache.policies.registry import Use
 from ..cache.writer import Writer
 from ..models.source import ModelSource
 from .config import ConfigError, EngineConfig, parse_size
+from .disk_tier import open_disk
 from .platform import Platform, host_memory
 from .prefetch import Prefetcher
 from .prefetch_policy import PrefetchPolicy
@@ -46,12 +46,16 @@ class Tiers:
     mover: TierMover
     transfers: TierTransfers
     relist: Relist | None
+    fleet: FleetThread | None = None
+    """Keeps in touch with the other processes that write to the store."""
 
     def close(self, timeout: float = 10.0) -> None:
         """Lets writes end within `timeout` seconds, and keeps the disk's order of use for the next start."""
         if self.relist is not None:
             self.relist.close()
         drained = self.mover.close(timeout)
+        if self.fleet is not None:
+            self.fleet.close()
         if not drained:
             logger.warning("some pages were not written to the disk cache within %g s", timeout)
         if self.store is not None and self.index is not None:
@@ -113,11 +117,12 @@ def build_tiers(
     Raises `ConfigError` when the disk cache cannot be used.
     """
     host = HostPool(cache.host.num_pages, pool.page_bytes)
-    store = index = layout = None
+    disk = layout = None
     if config.host_disk_cache_dir is not None and cache.enabled:
         layout = _layout(pool)
-        store, index = _open_disk(config, layout, fields, clock)
-        store = wrap_store(store)
+        disk = open_disk(config, layout.record_bytes, fields, cache.tiers.use, clock=clock)
+    store = None if disk is None else wrap_store(disk.store)
+    index = None if disk is None else disk.index
     mover = TierMover(pool, host, clock=clock, store=store, layout=layout)
     record_bytes = layout.record_bytes if layout is not None else pool.page_bytes
     writer = Writer(
@@ -128,6 +133,9 @@ def build_tiers(
         free_bytes=store.free_bytes if store is not None else lambda: None,
         free_floor=parse_size(config.disk_free_space),
     )
+    prober = None
+    if store is not None and config.disk_cache_shared:
+        prober = Prober(store, record_bytes=record_bytes, clock=clock)
     prefetcher = Prefetcher(
         cache,
         mover,
@@ -136,17 +144,21 @@ def build_tiers(
         policy=PrefetchPolicy.parse(config.prefetch_policy),
         max_wait=config.prefetch_max_wait,
         on_arrival=not config.disable_prefetch,
+        prober=prober,
     )
     relist = None
     if store is not None and config.disk_cache_refresh > 0:
         relist = Relist(lambda: list(store.list()), config.disk_cache_refresh, clock=clock)
+    fleet = None if disk is None else disk.fleet
 
     def look_around() -> None:
+        if fleet is not None:
+            fleet.turn()
         if relist is not None and index is not None and (listed := relist.take()) is not None:
-            mover.delete(index.add_listed(listed, record_bytes, cache.tiers.use(), spare_orphans=True))
+            mover.delete(index.take_listing(listed, record_bytes, cache.tiers.use()))
 
     transfers = TierTransfers(mover, prefetcher, writer, look_around, clock=clock)
-    return Tiers(host, store, index, mover, transfers, relist)
+    return Tiers(host, store, index, mover, transfers, relist, fleet)
 
 
 def _layout(pool: DevicePool) -> PageLayout:
@@ -154,40 +166,3 @@ def _layout(pool: DevicePool) -> PageLayout:
     if shape.quantized:
         return PageLayout((pool.page_bytes,), "uint8")
     return PageLayout((shape.layers, shape.page_size, shape.kv_heads, 2 * shape.head_dim), pool.dtype.name)
-
-
-def _open_disk(
-    config: EngineConfig, layout: PageLayout, fields: dict[str, Any], clock: Callable[[], float]
-) -> tuple[PageStore, DiskIndex]:
-    """The store, and an index of what is in it already."""
-    assert config.host_disk_cache_dir is not None
-    started = clock()
-    keep_freed_memory()
-    try:
-        store = PageStore(config.host_disk_cache_dir, read_only=config.disk_cache_read_only)
-        index = DiskIndex(
-            None if store.read_only else parse_size(config.disk_cache_size),
-            config.make_eviction_policy("disk"),
-        )
-        index.restore(store.load_index())
-        surplus = index.add_listed(store.list(), layout.record_bytes, Use(0, clock()))
-        if store.local is not None:
-            for key in _counted(surplus):
-                store.delete(key, lambda outcome: None)
-        store.describe(namespace_digest(fields), fields | {"model_name": config.model_name})
-    except StoreError as error:
-        raise ConfigError(f"host_disk_cache_dir: {error}") from error
-    logger.info(
-        "disk cache %s: %d pages, %.2f GB, listed in %.1f s",
-        store.url,
-        len(index),
-        index.bytes / 1e9,
-        clock() - started,
-    )
-    return store, index
-
-
-def _counted(surplus: list[Any]) -> Iterator[Any]:
-    if surplus:
-        logger.info("disk cache: %d pages without a head or beyond its size are removed", len(surplus))
-    yield from surplus

@@ -29,20 +29,20 @@ _SNAPSHOT = struct.Struct("<8sI")
 _SNAPSHOT_MAGIC = b"TIERAXI1"
 
 
-class _Page:
+class Page:
     """One page of the tier, and an `Evictable` for its policy."""
 
     __slots__ = ("children", "key", "locks", "nbytes", "parent", "rank", "stored")
 
     size = 1
 
-    def __init__(self, key: PageKey, nbytes: int, parent: _Page | None, *, stored: bool) -> None:
+    def __init__(self, key: PageKey, nbytes: int, parent: Page | None, *, stored: bool) -> None:
         self.key = key
         self.nbytes = nbytes
         self.parent = parent
         """None for the first page of a sequence."""
         self.stored = stored
-        self.children: dict[_Page, None] = {}
+        self.children: dict[Page, None] = {}
         self.rank: Any = None
 
     @property
@@ -58,7 +58,7 @@ class _Page:
         return (self.key.key,)
 
     @property
-    def head(self) -> _Page | None:
+    def head(self) -> Page | None:
         return self.parent
 
 
@@ -98,8 +98,8 @@ class DiskIndex:
         self.bytes = 0
         """Of all pages, those being written included."""
         self._policy = policy or LRU()
-        self._queue: EvictionQueue[_Page] = EvictionQueue(self._policy)
-        self._pages: dict[bytes, _Page] = {}
+        self._queue: EvictionQueue[Page] = EvictionQueue(self._policy)
+        self._pages: dict[bytes, Page] = {}
         """By key alone: a key names its namespace, parent and depth as well."""
         self._locks: dict[bytes, int] = {}
         """Users by key, whether or not the page is (still) there."""
@@ -199,6 +199,9 @@ class DiskIndex:
                 self._policy.touch(page, use)
                 self._requeue(page)
 
+    def keep(self, keys: Iterable[PageKey]) -> None:
+        """Somebody is about to read these pages: of interest where others write to the store (shared_index.py)."""
+
     def lock(self, keys: Iterable[PageKey]) -> None:
         """One more user of each page: it is not evicted until `unlock`, nor are its heads. (`remove` and `clear` take
         it all the same: its reader will miss.)
@@ -288,23 +291,14 @@ class DiskIndex:
         snapshot was restored, those in it are ordered before it.
         """
         self._note(use)
-        orphans: list[PageKey] = []
-        added: list[_Page] = []
-        for key, size in sorted(listed, key=lambda item: item[0].depth):
-            if key in self or key in self._dropped:
-                continue
-            page = self._new_page(key, nbytes if size is None else size, stored=True)
-            if page is None:
-                orphans.append(key)
-                continue
-            self._attach(page)
-            added.append(page)
-        self._touch_in_order(added, use or self._use)
-        if self.listener is not None:
-            self.listener.stored([page.key for page in added])
+        orphans = [page.key for page in self._take_in(listed, nbytes, use)]
         self.stats.evicted_pages["orphan"] += 0 if spare_orphans else len(orphans)
         surplus = self._make_room("capacity") or []
         return surplus if spare_orphans else surplus + orphans[::-1]
+
+    def take_listing(self, listed: Sequence[Stored], nbytes: int, use: Use) -> list[PageKey]:
+        """The same with a list of all that the store holds by now: what others have stored since."""
+        return self.add_listed(listed, nbytes, use, spare_orphans=True)
 
     def snapshot(self) -> bytes:
         """The keys of all stored pages in the order of eviction as far as it is known; costs a sort of them all."""
@@ -353,31 +347,34 @@ class DiskIndex:
             "bytes being written"
         )
         assert self._held_bytes == sum(page.nbytes for page in pages if self._is_held(page)), "held bytes"
-        assert self.capacity is None or self.bytes <= self.capacity, f"{self.bytes} bytes of {self.capacity}"
+        self._check_capacity()
         assert all(count > 0 for count in self._locks.values()), "a lock that nobody holds"
         self._queue.check(page for page in pages if not page.children and not self._is_held(page))
 
+    def _check_capacity(self) -> None:
+        assert self.capacity is None or self.bytes <= self.capacity, f"{self.bytes} bytes of {self.capacity}"
+
     # One function each for: finding, coming, going, waiting to be evicted.
 
-    def _find(self, key: PageKey) -> _Page | None:
+    def _find(self, key: PageKey) -> Page | None:
         page = self._pages.get(key.key)
         return page if page is not None and page.key == key else None
 
-    def _new_page(self, key: PageKey, nbytes: int, *, stored: bool) -> _Page | None:
+    def _new_page(self, key: PageKey, nbytes: int, *, stored: bool) -> Page | None:
         """None if there is another page of that key, or no head for it."""
         parent = self._pages.get(key.parent)
         if key.key in self._pages:
             return None
         if key.depth == 0:
-            return _Page(key, nbytes, None, stored=stored) if key.parent == key.namespace else None
+            return Page(key, nbytes, None, stored=stored) if key.parent == key.namespace else None
         if parent is None or (parent.key.namespace, parent.key.depth + 1) != (key.namespace, key.depth):
             return None
-        return _Page(key, nbytes, parent, stored=stored)
+        return Page(key, nbytes, parent, stored=stored)
 
-    def _is_held(self, page: _Page) -> bool:
+    def _is_held(self, page: Page) -> bool:
         return not page.stored or page.key.key in self._locks
 
-    def _attach(self, page: _Page) -> None:
+    def _attach(self, page: Page) -> None:
         """The caller sees to it that `page` waits for eviction, once it has been touched."""
         self._pages[page.key.key] = page
         if page.parent is not None:
@@ -385,7 +382,7 @@ class DiskIndex:
             self._queue.discard(page.parent)
         self._count(page, 1)
 
-    def _detach(self, page: _Page) -> None:
+    def _detach(self, page: Page) -> None:
         self._queue.discard(page)
         del self._pages[page.key.key]
         self._count(page, -1)
@@ -393,14 +390,14 @@ class DiskIndex:
             del page.parent.children[page]
             self._requeue(page.parent)
 
-    def _count(self, page: _Page, sign: int) -> None:
+    def _count(self, page: Page, sign: int) -> None:
         self.bytes += sign * page.nbytes
         if not page.stored:
             self._writing_bytes += sign * page.nbytes
         if self._is_held(page):
             self._held_bytes += sign * page.nbytes
 
-    def _requeue(self, page: _Page) -> None:
+    def _requeue(self, page: Page) -> None:
         """Lets the page wait for eviction if, and only if, it may be evicted."""
         self._queue.discard(page)
         if not page.children and not self._is_held(page):
@@ -408,7 +405,7 @@ class DiskIndex:
 
     def _make_room(self, reason: str, *, all_or_nothing: bool = False) -> list[PageKey] | None:
         """Evicts until the bytes are within the limit. When they cannot be: as far as it goes, or not at all (None)."""
-        victims: list[_Page] = []
+        victims: list[Page] = []
         while self._limit is not None and self.bytes > self._limit:
             if not len(self._queue):
                 if not all_or_nothing:
@@ -422,7 +419,7 @@ class DiskIndex:
             victims.append(page)
         return self._evicted(victims, reason)
 
-    def _remove(self, page: _Page, reason: str) -> list[PageKey]:
+    def _remove(self, page: Page, reason: str) -> list[PageKey]:
         subtree = list(self._subtree(page))[::-1]
         for item in subtree:
             self._detach(item)
@@ -430,7 +427,7 @@ class DiskIndex:
                 self._dropped.add(item.key)
         return self._evicted(subtree, reason)
 
-    def _evicted(self, pages: list[_Page], reason: str) -> list[PageKey]:
+    def _evicted(self, pages: list[Page], reason: str) -> list[PageKey]:
         for page in pages:
             self._policy.evicted(page)
             self.stats.evicted_bytes += page.nbytes
@@ -440,7 +437,7 @@ class DiskIndex:
                 self.listener.removed([page.key for page in pages if page.stored])
         return [page.key for page in pages]
 
-    def _subtree(self, page: _Page) -> Iterator[_Page]:
+    def _subtree(self, page: Page) -> Iterator[Page]:
         """Heads before tails."""
         waiting = [page]
         while waiting:
@@ -448,7 +445,25 @@ class DiskIndex:
             yield item
             waiting.extend(item.children)
 
-    def _touch_in_order(self, pages: list[_Page], use: Use) -> None:
+    def _take_in(self, listed: Iterable[Stored], nbytes: int, use: Use | None) -> list[Stored]:
+        """Adds what was listed; returns what has no head here, heads before tails."""
+        orphans: list[Stored] = []
+        added: list[Page] = []
+        for key, size in sorted(listed, key=lambda item: item[0].depth):
+            if key in self or key in self._dropped:
+                continue
+            page = self._new_page(key, nbytes if size is None else size, stored=True)
+            if page is None:
+                orphans.append(Stored(key, size))
+                continue
+            self._attach(page)
+            added.append(page)
+        self._touch_in_order(added, use or self._use)
+        if self.listener is not None:
+            self.listener.stored([page.key for page in added])
+        return orphans
+
+    def _touch_in_order(self, pages: list[Page], use: Use) -> None:
         """First uses of listed pages: as remembered, what is not remembered last; then each takes its place."""
         remembered, self._remembered = self._remembered, {}
         last = len(remembered) * KEY_BYTES

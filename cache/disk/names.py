@@ -1,6 +1,8 @@
 """How pages are called in the store.
 
     v1/index                                                  the index's snapshot: what was used last
+    v1/fleet/claim                                            who collects, where several processes write (fleet.py)
+    v1/fleet/<replica>                                        what a process uses just now
     v1/<namespace>/namespace.json                             what the namespace is, for people
     v1/<namespace>/<key's first byte>/<key>.<parent>.<depth>  one page (see record.py); all in hex, the depth decimal
 
@@ -16,9 +18,14 @@ from ..page_keys import KEY_BYTES, PageKey
 
 ROOT = "v1/"
 INDEX_NAME = ROOT + "index"
+FLEET = ROOT + "fleet/"
+CLAIM_NAME = FLEET + "claim"
+REPLICA_BYTES = 8
+"""Of the random id of a process that shares a store."""
 
 _KEY = f"([0-9a-f]{{{2 * KEY_BYTES}}})"
 _PAGE = re.compile(rf"v1/{_KEY}/([0-9a-f]{{2}})/{_KEY}\.{_KEY}\.(0|[1-9][0-9]{{0,8}})")
+_REPLICA = re.compile(rf"{FLEET}([0-9a-f]{{{2 * REPLICA_BYTES}}})")
 _DESCRIPTION = re.compile(rf"v1/{_KEY}/namespace\.json")
 
 
@@ -51,4 +58,15 @@ def description_name(namespace: bytes) -> str:
 def parse_description_name(name: str) -> bytes | None:
     """The namespace that this name describes."""
     match = _DESCRIPTION.fullmatch(name)
+    return None if match is None else bytes.fromhex(match[1])
+
+
+def replica_name(replica: bytes) -> str:
+    """Where a replica keeps its note."""
+    return FLEET + replica.hex()
+
+
+def parse_replica_name(name: str) -> bytes | None:
+    """The replica whose note has this name."""
+    match = _REPLICA.fullmatch(name)
     return None if match is None else bytes.fromhex(match[1])

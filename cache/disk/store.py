@@ -129,6 +129,13 @@ class PageStore:
         else:
             done(Outcome.CANCELLED, None)
 
+    def probe(self, key: PageKey, done: Callable[[Outcome], None]) -> None:
+        """Whether there is a record, whatever it holds: OK or MISSING; `done(outcome)` as for `read`."""
+        if self._begin():
+            self._fetch(key, lambda outcome, _: self._end(done, outcome), slice(0, 1))
+        else:
+            done(Outcome.CANCELLED)
+
     def read_into(self, key: PageKey, buffers: Sequence[memoryview], done: Callable[[Outcome], None]) -> None:
         """Reads a record into `buffers`, one after the other; `done(outcome)` as for `read`, but it may take its time.
 
@@ -149,8 +156,10 @@ class PageStore:
             path = f"{self.local}/{page_name(key)}"
             self._readers.submit(lambda: self._end(done, self._read_file(path, buffers)))
 
-    def _fetch(self, key: PageKey, then: Callable[[Outcome, Fetched | None], None]) -> None:
-        """Has tensorstore read a record."""
+    def _fetch(
+        self, key: PageKey, then: Callable[[Outcome, Fetched | None], None], part: slice | None = None
+    ) -> None:
+        """Has tensorstore read a record, or some bytes of it."""
 
         def complete(future: ts.Future) -> None:
             outcome, record = Outcome.OK, None
@@ -165,7 +174,7 @@ class PageStore:
             then(outcome, record)
 
         try:
-            future = self._reads.read(page_name(key))
+            future = self._reads.read(page_name(key), byte_range=part)
         except Exception as error:
             then(classify(error), None)
         else:
@@ -259,7 +268,7 @@ class PageStore:
 
     def description(self, namespace: bytes) -> dict[str, Any]:
         """What `describe` left; empty if there is nothing, or nothing legible. Raises StoreError."""
-        with self._as_store_error():
+        with self.as_store_error():
             raw = self._get(description_name(namespace))
         try:
             fields = json.loads(raw or b"{}")
@@ -273,14 +282,14 @@ class PageStore:
 
     def forget(self, namespace: bytes) -> None:
         """Removes a namespace's description, and folders of it that are empty. Raises StoreError."""
-        with self._as_store_error():
+        with self.as_store_error():
             self._put(description_name(namespace), None)
         if self.local is not None:
             remove_empty_folders(self.local / ROOT / namespace.hex())
 
     def forget_index(self) -> None:
         """Removes what `save_index` kept. Raises StoreError."""
-        with self._as_store_error():
+        with self.as_store_error():
             self._put(INDEX_NAME, None)
 
     def save_index(self, snapshot: bytes, *, patience: float = PATIENCE_S) -> bool:
@@ -343,7 +352,7 @@ class PageStore:
     def _names(self) -> list[str]:
         # "0" follows "/": all names that start with the root.
         everything = ts.KvStore.KeyRange(ROOT, ROOT.rstrip("/") + "0")
-        with self._as_store_error():
+        with self.as_store_error():
             names = self._reads.list(everything).result(timeout=PATIENCE_S)
         return [name.decode(errors="replace") for name in names]
 
@@ -354,8 +363,13 @@ class PageStore:
     def _put(self, name: str, value: bytes | None, patience: float = PATIENCE_S) -> None:
         self._writes.write(name, value).result(timeout=patience)
 
+    @property
+    def kv(self) -> ts.KvStore:
+        """For what is no page (board.py)."""
+        return self._writes
+
     @contextlib.contextmanager
-    def _as_store_error(self) -> Iterator[None]:
+    def as_store_error(self) -> Iterator[None]:
         try:
             yield
         except Exception as error:

@@ -57,12 +57,37 @@ class TierCollector(Collector):
             yield _counter(
                 "disk_write_pauses", "Times that writing paused after a failure.", (), {(): paused}
             )
+            yield from self._sharing()
         if "disk" in tiers:
             yield GaugeMetricFamily(
                 "tierax_disk_cache_eviction_rate",
                 "Share of the disk cache's pages that were evicted in the last minute.",
                 value=self._eviction_rate(),
             )
+
+    def _sharing(self) -> Iterator[Metric]:
+        """Of a disk cache to which other servers write, too."""
+        assert self._engine.tiers is not None
+        fleet, search = self._engine.tiers.fleet, self._engine.tiers.transfers.prefetcher.search
+        if fleet is not None:
+            stats = fleet.fleet.stats
+            yield GaugeMetricFamily(
+                "tierax_disk_cache_servers",
+                "Servers alive that write to the disk cache.",
+                value=stats.replicas,
+            )
+            yield GaugeMetricFamily(
+                "tierax_disk_cache_collects", "1 if this one deletes for all.", value=fleet.fleet.collects
+            )
+            for name, text, value in (
+                ("deleted_pages", "Pages that this server has deleted for all.", stats.deleted_pages),
+                ("spared_pages", "Pages not deleted since another needed them.", stats.spared_pages),
+            ):
+                yield _counter(f"disk_cache_{name}", text, (), {(): value})
+        if search is not None:
+            prober = search.prober
+            counts = {("found",): prober.hits, ("absent",): prober.asked - prober.hits}
+            yield _counter("disk_cache_searches", "Prompts looked for on the disk.", ("result",), counts)
 
     def _levels(self) -> Iterator[Metric]:
         pages = GaugeMetricFamily("tierax_pages", "Pages of KV by tier and state.", labels=("tier", "state"))

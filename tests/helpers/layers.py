@@ -19,6 +19,7 @@ PURE_ENGINE = tuple(
             "json_schema",
             "plan",
             "prefetch",
+            "disk_search",
             "prefetch_policy",
             "reading",
             "tier_transfers",

@@ -57,6 +57,7 @@ class TieredEngine(FakeEngine):
             index=self.rig.index,
             store=store if self.rig.index is not None else None,
             mover=self.rig.mover,
+            fleet=None,
             transfers=SimpleNamespace(prefetcher=self.rig.prefetcher, writer=self.rig.writer),
         )
         self.warm_gate: Callable[[], None] = lambda: None

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from .options import Parser
 
 if TYPE_CHECKING:
+    from ..cache.disk.board import Board
     from ..cache.disk.index import DiskIndex
     from ..cache.disk.store import PageStore
     from ..cache.page_keys import PageKey
@@ -101,6 +102,7 @@ def _stat(store: PageStore, args: argparse.Namespace) -> int:
         "bytes": index.bytes,
         "orphans": len(orphans),
         "free_bytes": store.free_bytes(),
+        **_sharing(store),
     }
     free = "" if report["free_bytes"] is None else f", {size(report['free_bytes'])} free on the file system"
     lines = [
@@ -111,6 +113,13 @@ def _stat(store: PageStore, args: argparse.Namespace) -> int:
         lines.append(
             f"{count(len(orphans), 'page')} without the pages before them: useless, removed at the next start"
         )
+    if report["replicas"]:
+        lines.append(
+            f"shared by {count(len(report['replicas']), 'server')} (one that died counts for a while)"
+        )
+        lines += [f"  {row['replica']}  uses {count(row['pages'], 'page')}" for row in report["replicas"]]
+    if report["collector"]:
+        lines.append(f"{report['collector']} collects; {count(report['doomed'], 'page')} will go next")
     return show(args, report, lines)
 
 
@@ -151,7 +160,9 @@ def _verify(store: PageStore, args: argparse.Namespace) -> int:
                 bad[key] = reason
             bar.update()
     useless = [gone for key in bad for gone in index.remove(key, "corrupt")]
-    doomed = dict.fromkeys([*useless, *bad, *orphans])
+    # Where servers write, a head may be on its way, and orphans are their business.
+    shared = bool(_sharing(store)["replicas"])
+    doomed = dict.fromkeys(bad if shared else [*useless, *bad, *orphans])
     deleted = _delete(store, list(doomed)) if args.delete else 0
     report = {
         "pages": len(keys),
@@ -180,7 +191,10 @@ def _prune(store: PageStore, args: argparse.Namespace) -> int:
         capacity = parse_size(args.size)
     except ConfigError as error:
         raise UsageError("tierax cache prune", str(error).replace("size:", "--size:", 1)) from None
-    index, doomed = _index(store, capacity)
+    needed = _needed(store)
+    index, doomed = _index(store, capacity, needed)
+    if needed:
+        print(f"tierax cache: {count(len(needed), 'page')} that servers use stay", file=sys.stderr)
     return _report_deletion(store, args, doomed, index.bytes)
 
 
@@ -205,6 +219,7 @@ def _clear(store: PageStore, args: argparse.Namespace) -> int:
             store.forget(name)
     if namespace is None:
         store.forget_index()
+        _board(store).clear()
     return code
 
 
@@ -218,14 +233,46 @@ def _report_deletion(store: PageStore, args: argparse.Namespace, doomed: list[Pa
     return 0 if deleted == len(doomed) else 1
 
 
-def _index(store: PageStore, capacity: int | None = None) -> tuple[DiskIndex, list[PageKey]]:
-    """An index of what is there, and the keys that it would not have: orphans, and what is beyond the capacity."""
+def _index(
+    store: PageStore, capacity: int | None = None, needed: Collection[PageKey] = ()
+) -> tuple[DiskIndex, list[PageKey]]:
+    """An index of what is there, and the keys that it would not have: what is beyond the capacity, but for what servers
+    need, and orphans, unless there are servers, which look after these."""
     from ..cache.disk.index import DiskIndex
     from ..cache.disk.upkeep import list_with_sizes
 
     index = DiskIndex(capacity)
     index.restore(store.load_index())
-    return index, index.add_listed(list_with_sizes(store))
+    index.lock(needed)
+    return index, index.add_listed(list_with_sizes(store), spare_orphans=bool(needed))
+
+
+def _needed(store: PageStore) -> set[PageKey]:
+    """What servers that share the store use just now."""
+    notes = _board(store).read().notes.values()
+    return {page for note in notes for page in (*note.stored, *note.writing)}
+
+
+def _sharing(store: PageStore) -> dict[str, Any]:
+    """Which servers share the store, as far as they tell."""
+    from ..cache.disk.notes import NOBODY
+
+    news = _board(store).read()
+    rows = [
+        {"replica": name.hex(), "pages": len(note.stored) + len(note.writing)}
+        for name, note in sorted(news.notes.items())
+    ]
+    claim = news.claim
+    holder = "" if claim is None or claim.holder == NOBODY else claim.holder.hex()
+    return {"replicas": rows, "collector": holder, "doomed": 0 if claim is None else len(claim.doomed)}
+
+
+def _board(store: PageStore) -> Board:
+    import time
+
+    from ..cache.disk.board import Board
+
+    return Board(store, lease=0, clock=time.monotonic)
 
 
 def _delete(store: PageStore, keys: list[PageKey]) -> int:

@@ -264,6 +264,19 @@ TIER_OPTIONS = (
         "S",
     ),
     Option(
+        "disk_cache_shared",
+        ("--disk-cache-shared",),
+        "other servers write to the same disk cache, all of them with this flag",
+        const=True,
+    ),
+    Option(
+        "disk_cache_lease",
+        ("--disk-cache-lease",),
+        "seconds after which a server that shares it and is not heard of counts as dead (30); the same for all",
+        float,
+        "S",
+    ),
+    Option(
         "host_eviction_policy",
         ("--host-eviction-policy",),
         "which page leaves the host first (as --eviction-policy)",

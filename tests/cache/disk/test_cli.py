@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from helpers.disk_pages import LAYOUT, NAMESPACE, OTHER_NAMESPACE, file_of, fill, sequence
+from tierax.cache.disk.board import Board
+from tierax.cache.disk.fleet import Orders
 from tierax.cache.disk.index import DiskIndex
+from tierax.cache.disk.notes import NOBODY, Claim, Note
 from tierax.cache.disk.store import PageStore
 from tierax.cache.policies.policy import Use
 from tierax.cli.main import main
@@ -47,6 +50,9 @@ def test_stat_counts(cache: PageStore, capsys: pytest.CaptureFixture[str]) -> No
         "pages": 9,
         "bytes": 9 * SIZE,
         "orphans": 0,
+        "replicas": [],
+        "collector": "",
+        "doomed": 0,
     }
     assert main(["cache", "stat", str(cache.local)]) == 0
     assert "9 pages in 2 namespaces, 63.0 KiB" in capsys.readouterr().out
@@ -105,6 +111,32 @@ def test_prune_deletes_what_was_used_longest_ago_tails_first(
     assert _left(cache) == {*MINE[:2], *THEIRS}
     assert main(["cache", "prune", str(cache.local), "--size", "1GiB"]) == 0
     assert "0 pages deleted" in capsys.readouterr().out
+
+
+def test_what_servers_use_stays(cache: PageStore, capsys: pytest.CaptureFixture[str]) -> None:
+    board = Board(cache, lease=10, clock=lambda: 0.0)
+    note = Note(b"12345678", 1, NOBODY, 0, SIZE, tuple(MINE[:4]))
+    claim = Claim(b"12345678", 1, 1, tuple(THEIRS[2:]))
+    board.carry_out(Orders(note, claim, (), ()), board.read().generation)
+    place = str(cache.local)
+    report = _json(capsys, "stat", place)
+    assert report["replicas"] == [{"replica": b"12345678".hex(), "pages": 4}]
+    assert (report["collector"], report["doomed"]) == (b"12345678".hex(), 1)
+    assert main(["cache", "stat", place]) == 0
+    assert "shared by 1 server (" in capsys.readouterr().out
+    # A page whose head may be on its way is not for others to delete, nor is what hangs below a bad page.
+    file_of(cache, THEIRS[0]).unlink()
+    bad = file_of(cache, MINE[4])
+    bad.write_bytes(b"bad")
+    assert main(["cache", "verify", place, "--delete"]) == 1
+    assert _left(cache) == {*MINE[:4], MINE[5], *THEIRS[1:]}
+    assert main(["cache", "prune", place, "--size", "0"]) == 0
+    assert "4 pages that servers use stay" in capsys.readouterr().err
+    assert _left(cache) == {*MINE[:4], MINE[5], *THEIRS[1:]}
+    assert main(["cache", "clear", place]) == 0
+    assert _left(cache) == set()
+    capsys.readouterr()
+    assert _json(capsys, "stat", place)["replicas"] == []
 
 
 def test_clear_takes_one_namespace_or_all_but_only_our_files(
