@@ -11,7 +11,7 @@ WITHOUT_NATIVE := tests/pallas_kernels/test_attention.py tests/models/test_trans
 	executor.py golden.py invisible.py fp8.py weight_formats.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-without-native test-all test-cpu-kernels test-tpu-aot test-gpu-aot check bench dev clean
+.PHONY: help serve test test-without-native test-all test-cpu-kernels test-tpu-aot test-gpu-aot check bench docs dev clean
 
 help:
 	@echo "make serve     serve the demo model on port $(PORT)   (PORT=, MODEL=, ARGS=...)"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-cpu-kernels             run the same shapes on this CPU; all three renew docs/platforms.md"
 	@echo "make check     format, lint, types, layers"
 	@echo "make bench     measure decode and prefill on the demo model"
+	@echo "make docs      write the documentation as a site to build/docs"
 	@echo "make clean     remove what these commands made, $(VENV) included"
 
 serve: $(VENV)/.base
@@ -51,6 +52,11 @@ check: $(VENV)/.dev
 bench: $(VENV)/.base
 	$(BIN)/tierax bench offline $(ARGS)
 
+# Reads the sources and installs nothing of tierax. Warnings (a link that leads nowhere) are errors.
+docs: .venv-docs/.ready
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --quiet $(ARGS)
+	@echo "build/docs/index.html"
+
 dev: $(VENV)/.dev
 
 # Each stamp is remade when its inputs change; otherwise a rerun does nothing.
@@ -77,6 +83,12 @@ $(VENV)/.dev: requirements/dev.lock $(VENV)/.base
 	$(@D)/bin/python -m pip install -q --no-deps $(addprefix -r ,$^)
 	@touch $@
 
+.venv-docs/.ready: requirements/docs.lock
+	$(PYTHON) -m venv --clear $(@D) || { \
+		$(PYTHON) -m venv --clear --without-pip $(@D) && $(PYTHON) -m pip --python $(@D) install pip; }
+	$(@D)/bin/python -m pip install -q --no-deps -r $<
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .venv-tpu-aot .venv-gpu-aot build dist src/*.egg-info pallas_kernels/cpu/*.so .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-tpu-aot .venv-gpu-aot .venv-docs build dist src/*.egg-info pallas_kernels/cpu/*.so .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,9 +1,13 @@
-"""The HTTP examples against a real server over the scripted engine."""
+"""The examples: those over HTTP against a real server over the scripted engine, the others with a tiny model."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +15,7 @@ import pytest
 
 from helpers.fake_engine import FakeEngine, say
 from helpers.live_server import Live
+from helpers.tiny_text_model import write_tiny_text_model
 from tierax import set_default_backend
 from tierax.serving.config import ServerConfig
 
@@ -70,3 +75,74 @@ def test_own_policy(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["lru", "hazard", "Returning", "optimum"]
     assert "100.0% of the way" in lines[-1]
+
+
+@pytest.mark.asyncio
+async def test_agent_loop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    live = await Live.start(FakeEngine(say("Water it."), context_length=8000), ServerConfig())
+    monkeypatch.setattr(sys, "argv", ["agent_loop.py", live.url])
+    try:
+        example = runpy.run_path(str(EXAMPLES / "agent_loop.py"))
+        await asyncio.to_thread(example["main"])
+    finally:
+        await live.stop()
+    out = capsys.readouterr().out
+    assert out.count("\n> ") == len(example["TOOLS"])
+    assert out.count("prompt tokens from the cache]") == len(example["TOOLS"]) + 1
+    assert "Water it.\n" in out
+
+
+@pytest.mark.asyncio
+async def test_files_of_requests(tmp_path: Path) -> None:
+    """`tierax batch` answers the batch; the warm-up file is one that a server takes."""
+    from tierax.cli.main import main
+    from tierax.serving.core.warming import read_warmup_file
+
+    assert len(read_warmup_file(str(EXAMPLES / "warmup.jsonl"))) == 2
+    live = await Live.start(FakeEngine(say("Paris.")), ServerConfig())
+    out = tmp_path / "answers.jsonl"
+    try:
+        line = ["batch", str(EXAMPLES / "batch.jsonl"), str(out), "--base-url", f"{live.url}/v1"]
+        assert await asyncio.to_thread(main, line) == 0
+    finally:
+        await live.stop()
+    lines = out.read_text().splitlines()
+    answers = {answer["custom_id"]: answer["response"] for answer in map(json.loads, lines)}
+    assert {name: answer["status_code"] for name, answer in answers.items()} == dict.fromkeys(
+        ("capital", "form", "text"), 200
+    )
+    assert answers["form"]["body"]["choices"][0]["message"]["content"] in ("yes", "no")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("offline_batch", r"prompt tokens were cached\n.*\(a bad prompt\)\n    error: "),
+        (
+            "rag_shared_prefix",
+            r"document first: .*?\n    0 of .*?\n    (\d{4}) of .*question first: .*?\n    0 of ",
+        ),
+        ("restart", r"the first server:.*'disk': 0\}.*the second server:.*'disk': \d{3,}\}\nthe same answer"),
+    ],
+)
+def test_with_a_model_of_their_own(name: str, expected: str, tmp_path: Path) -> None:
+    write_tiny_text_model(tmp_path / "model")
+    env = os.environ | {"PYTHONPATH": str(EXAMPLES.parent / "src"), "XDG_CACHE_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / f"{name}.py", tmp_path / "model"],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(expected, done.stdout, re.DOTALL), done.stdout
+
+
+def test_each_is_listed_and_tested() -> None:
+    readme, tests = (EXAMPLES / "README.md").read_text(), Path(__file__).read_text()
+    for path in EXAMPLES.iterdir():
+        if path.suffix in (".py", ".jsonl"):
+            assert f"({path.name})" in readme
+            assert path.stem in tests

@@ -37,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args[0] in ("-V", "--version"):
         print(f"tierax {__version__}")
         return 0
+    if args[0] == "--print-completion":
+        return _run("completion", args[1:])
     name, *rest = args
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
@@ -76,5 +78,6 @@ def _help() -> str:
             *lines,
             "",
             "tierax COMMAND --help shows a command's options.",
+            "tierax --print-completion bash (or zsh, fish) prints what completes them in that shell.",
         ]
     )
