@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from numpy.typing import NDArray
 
-from .names import Parameter
+from .names import Parameter, Part
 
 if TYPE_CHECKING:
     from ..sharding import Shares
@@ -50,29 +50,32 @@ def _fill(
 ) -> None:
     """Elements `wanted` along `axis` of a parameter; those past its end are zeros."""
     size = parameter.shape[axis]
-    target = buffer.swapaxes(0, axis)
     if wanted.size and wanted.max() >= size:
-        target[wanted >= size] = 0
+        buffer.swapaxes(0, axis)[wanted >= size] = 0
     for at, first, count in _runs(wanted):
-        for name, start, stop in _stored(parameter, axis, first, min(first + count, size)):
-            values = weights.read_range(name, axis, start, stop).swapaxes(0, axis)
-            target[at : at + len(values)] = values
-            at += len(values)
+        for part in parameter.parts:
+            begin, end = _extent(part, axis, size)
+            start, stop = max(first, begin), min(first + count, size, end)
+            if start >= stop:
+                continue
+            place = list(part.at) + [slice(None)] * (axis + 1 - len(part.at))
+            one = isinstance(place[axis], int)
+            place[axis] = slice(at + start - first, at + stop - first)
+            # A tensor that is one element along the axis has no such axis itself.
+            buffer[tuple(place)] = (
+                weights.read(part.name)
+                if one
+                else weights.read_range(part.name, axis, start - begin, stop - begin)
+            )
 
 
-def _stored(parameter: Parameter, axis: int, start: int, stop: int) -> Iterator[tuple[str, int, int]]:
-    """Where `[start, stop)` lies in the stored tensors, which are joined along the first axis: (name, start, stop)."""
-    if axis != 0:
-        ((name, _),) = parameter.parts
-        if start < stop:
-            yield name, start, stop
-        return
-    offset = 0
-    for name, shape in parameter.parts:
-        first, last = max(start - offset, 0), min(stop - offset, shape[0])
-        if first < last:
-            yield name, first, last
-        offset += shape[0]
+def _extent(part: Part, axis: int, size: int) -> tuple[int, int]:
+    """From where to where a stored tensor lies along an axis of its parameter, which is of this size."""
+    place = part.at[axis] if axis < len(part.at) else slice(None)
+    if isinstance(place, int):
+        return place, place + 1
+    first, last, _ = place.indices(size)
+    return first, last
 
 
 def _runs(wanted: NDArray[np.int32]) -> Iterator[tuple[int, int, int]]:
