@@ -151,16 +151,21 @@ class EngineLoop:
             self._transfers.prefilled(plan.num_tokens, now - self._busy_since, now)
         self.stats.device_busy_seconds += now - self._busy_since
         self._busy_since = now
-        rows = plan.rows
-        for row, part in zip([row for row in rows if row.read], collected.read, strict=True):
+        for row, part in zip([row for row in plan.rows if row.read], collected.read, strict=True):
             assert row.request.reading is not None
             # Each reading gets the parts of its own kind.
             row.request.reading.add(part)  # pyright: ignore[reportArgumentType]
         for row, token in zip(plan.sampling, collected.sampled, strict=True):
-            if row.request.status is not Status.FINISHED and not _known(row):
-                row.request.in_flight -= 1
-                self._accept(row.request, token, now)
-        for row in rows:
+            request = row.request
+            if request.status is not Status.FINISHED and not _known(row):
+                request.in_flight -= 1
+                self._accept(request, token, now)
+        if len(plan.sampling) < len(plan.rows):
+            self._end_prompts(plan)
+
+    def _end_prompts(self, plan: StepPlan) -> None:
+        """Ends those that wanted no more than their prompt computed."""
+        for row in plan.rows:
             request = row.request
             ends = not row.sample and not request.generates and row.start + row.count == request.num_prompt
             if ends and request.status is not Status.FINISHED:
@@ -209,26 +214,26 @@ class EngineLoop:
 
     def _accept(self, request: Request, sampled: Sampled, now: float) -> None:
         """Adds a token to its request, and ends the request if the token says so."""
-        request.tokens.append(sampled.token_id)
+        token_id, params = sampled.token_id, request.params
+        request.tokens.append(token_id)
         self.stats.generated_tokens += 1
         if request.first_token is None:
             request.first_token = now
-        delta = Delta(request, [sampled.token_id], "", [])
+        delta = Delta(request, [token_id], "", [])
         reason: FinishReason | None = None
-        ended = sampled.token_id in request.stop_ids and request.num_output > request.params.min_tokens
+        ended = token_id in request.stop_ids and request.num_output > params.min_tokens
         # The end token is no part of the answer: it has neither text nor log-probs. But those who score a prompt count
         # on one entry for each token.
-        if request.params.logprobs is not None and not (ended and request.reading is None):
-            top = sampled.top[: request.params.logprobs]
-            delta.logprobs.append(TokenLogprob(sampled.token_id, sampled.logprob, top))
+        if params.logprobs is not None and not (ended and request.reading is None):
+            delta.logprobs.append(TokenLogprob(token_id, sampled.logprob, sampled.top[: params.logprobs]))
         if ended:
             reason = "stop"
-        elif request.matcher is not None and (error := self._follow(request, sampled.token_id)) is not None:
+        elif request.matcher is not None and (error := self._follow(request, token_id)) is not None:
             delta.error, reason = error, "error"
         else:
             stopped = False
             if request.text is not None:
-                delta.text, stopped = request.text.append(sampled.token_id)
+                delta.text, stopped = request.text.append(token_id)
             if stopped or (request.matcher is not None and request.matcher.ended):
                 reason = "stop"
             elif len(request.tokens) >= request.max_total:

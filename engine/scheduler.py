@@ -99,32 +99,35 @@ class Scheduler:
 
     def _prefill_share(self, budget: int) -> int:
         """Tokens that decodes must leave over, so that both kinds advance however small the budget is."""
-        may_admit = self.waiting and self._slots
-        if not may_admit and all(_remaining(r) <= 1 for r in self.running):
-            return 0
-        return max(budget // 4, self._step % 2)
+        if (self.waiting and self._slots) or self._prefilling():
+            return max(budget // 4, self._step % 2)
+        return 0
+
+    def _prefilling(self) -> list[Request]:
+        """Those that run and have more than one position to compute; looked for in every step, so without properties."""
+        return [r for r in self.running if len(r.tokens) + r.in_flight - r.num_computed > 1]
 
     def _plan_decodes(self, quota: int) -> list[Row]:
         ready = [
             r
             for r in self.running
-            if (length := r.length) - r.num_computed == 1 and (length < r.max_total or not r.generates)
+            if (length := len(r.tokens) + r.in_flight) - r.num_computed == 1
+            and (length < r.max_total or not r.generates)
         ]
         if len(ready) > quota:
             # Those that have waited longest; then in order of age again, which is the order of retraction.
             ready = sorted(ready, key=lambda r: self._last_decoded.get(r.id, 0))[:quota]
             ready.sort(key=self.running.index)
-        rows = []
+        rows, page_size = [], self.cache.page_size
         for request in ready:
-            if request.status is Status.RUNNING and self._has_room(request):
+            if request.status is not Status.RUNNING:
+                continue
+            at = request.num_computed
+            # Mostly there is room on the last page.
+            if at < len(_lease(request).pages) * page_size or self._grow(request, at + 1):
                 self._last_decoded[request.id] = self._step
-                rows.append(Row(request, request.num_computed, 1, sample=request.generates))
+                rows.append(Row(request, at, 1, sample=request.generates))
         return rows
-
-    def _has_room(self, request: Request) -> bool:
-        """Pages for the next decode: mostly they are there."""
-        length = request.length
-        return length <= len(_lease(request).pages) * self.cache.page_size or self._grow(request, length)
 
     def _weigh(self) -> None:
         """Finds out whether priorities count now, and puts the running requests in their order."""
@@ -137,7 +140,7 @@ class Scheduler:
 
     def _plan_prompts(self, budget: int) -> list[Row]:
         """Chunks of prompts: urgency by urgency those of running requests, then those of waiting ones."""
-        running, waiting = self._by_urgency(self.running), self._by_urgency(self.waiting)
+        running, waiting = self._by_urgency(self._prefilling()), self._by_urgency(self.waiting)
         rows: list[Row] = []
         admitting = not self._short_of_pages
         for level in sorted(running.keys() | waiting.keys()):
@@ -160,7 +163,7 @@ class Scheduler:
         for request in running:
             if budget <= 0:
                 break
-            if request.status is Status.RUNNING and _remaining(request) > 1:
+            if request.status is Status.RUNNING:
                 row = self._plan_chunk(request, budget)
                 if row is not None:
                     rows.append(row)

@@ -21,32 +21,32 @@ class SimExecutor:
         self._clock = clock
         self._free_at = 0.0
         self._in_flight: deque[tuple[float, Collected]] = deque()
-        self._answers: dict[Request, array[int]] = {}
-        self._made_up: dict[Request, Sampled] = {}
+        self._answers: dict[Request, tuple[array[int], Sampled]] = {}
+        """What is known of each output, and the token that stands for what is not."""
         self._next_made_up = -1
         self.ending: list[Request] = []
         """Requests whose last token has been computed, or is in flight."""
 
     def expect(self, request: Request, answer: array[int]) -> None:
         """What the request's output is, as far as that is known; beyond, it is tokens that nobody else has."""
-        self._answers[request] = answer
-        self._made_up[request] = Sampled(self._next_made_up, 0.0)
+        self._answers[request] = answer, Sampled(self._next_made_up, 0.0)
         self._next_made_up -= 1
 
     def forget(self, request: Request) -> None:
         """The request has ended."""
         self.ending.remove(request)
-        del self._answers[request], self._made_up[request]
+        del self._answers[request]
 
     def submit(self, plan: StepPlan) -> None:
         sampled = []
-        answers, made_up = self._answers, self._made_up
+        answers = self._answers
         for row in plan.sampling:
             request, end = row.request, row.start + row.count
             if end + 1 == request.max_total:
                 self.ending.append(request)
-            answer, at = answers[request], end - request.num_prompt
-            sampled.append(Sampled(answer[at], 0.0) if at < len(answer) else made_up[request])
+            answer, made_up = answers[request]
+            at = end - request.num_prompt
+            sampled.append(Sampled(answer[at], 0.0) if at < len(answer) else made_up)
         # The engine's thread prepares a step before the device has it; meanwhile the device does the step before.
         self._clock.now += self._cost.host_seconds(plan)
         seconds = self._cost.device_seconds(plan)
