@@ -31,6 +31,11 @@ if TYPE_CHECKING:
 Dtype = Literal["f32", "bf16"]
 QUANTIZATIONS = ("none", "int8", *TYPES)
 """`int8` has a scale per row and `GROUP` columns, as native CPU kernels read it; for the others see `models.quantized`."""
+_WHOLE_ONLY = {
+    "int8": "the native CPU kernels' scales would be cut (without quantization they can)",
+    "int4": "compiled programs take no such arrays in jax 0.10 (int8 and fp8 can)",
+}
+"""Forms of which each device must have all, and why."""
 Params = dict[str, Any]
 Quantize = Callable[[Any], Any]
 """Of a matrix `[..., O, I]`: a tree of arrays, with the axes before the two kept in front of each."""
@@ -82,8 +87,10 @@ def load_params(
     if quantization not in QUANTIZATIONS:
         raise ModelError(f"unknown quantization {quantization!r}; supported: {', '.join(QUANTIZATIONS)}")
     quantized = _quantizer(quantization)
-    if quantized is not None and (shardings is not None or (shares is not None and quantization == "int8")):
-        raise ModelError("quantised weights cannot be split over devices yet")
+    if shardings is not None and quantized is not None:
+        raise ModelError("quantised weights cannot have shardings of their own: give shares")
+    if shares is not None and quantization in _WHOLE_ONLY:
+        raise ModelError(f"{quantization} weights cannot be split over devices: {_WHOLE_ONLY[quantization]}")
     if source.kind == "orbax":
         from .orbax import restore_params
 
