@@ -123,11 +123,12 @@ def model_cost(llm: LLM) -> ModelCost:
     engine = llm.engine
     model = engine.model_config
     embed = model.vocab_size * model.hidden_size
-    layers = model.num_parameters() - embed * (1 if model.tie_embeddings else 2)
+    met = model.parameters_per_token()
     return ModelCost(
-        weight_bytes=engine.weight_bytes,
+        # Of experts a step reads at least those of one token.
+        weight_bytes=engine.weight_bytes * met // model.num_parameters(),
         kv_bytes_per_token=engine.page_bytes // engine.cache.page_size,
-        matrix_parameters=layers,
+        matrix_parameters=met - embed * (1 if model.tie_embeddings else 2),
         head_parameters=embed,
         attention_flops_per_pair=4 * model.num_layers * model.num_heads * model.head_dim,
     )

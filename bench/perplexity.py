@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +24,7 @@ from ..engine.engine import load_tokenizer
 from ..engine.platform import device_target
 from ..engine.tokenizer import TokenizerError
 from ..models.errors import ModelError
+from ..models.quantized import TYPES
 from ..models.source import resolve_model
 from ..models.transformer import Decoder, Params, StepTokens, attention_shape
 from ..models.weights.loader import load_params
@@ -33,7 +35,11 @@ from .prose import TEXT
 from .report import table, write_json
 
 KV_DTYPES: dict[str, Any] = {"f32": jnp.float32, "bf16": jnp.bfloat16, "fp8": jnp.uint8}
-WEIGHTS = {"f32": ("f32", "none"), "bf16": ("bf16", "none"), "int8": ("f32", "int8")}
+WEIGHTS = {
+    "f32": ("f32", "none"),
+    "bf16": ("bf16", "none"),
+    **{name: ("f32", name) for name in ("int8", "int8-rows", "fp8", "int4")},
+}
 """Name -> dtype and quantization, as the loader takes them."""
 
 
@@ -50,6 +56,8 @@ FORMATS = tuple(
     Format(*pair.split())
     for pair in ("f32 f32", "f32 bf16", "f32 fp8", "bf16 f32", "bf16 bf16", "int8 f32", "int8 fp8")
 )
+QUANTIZED = tuple(Format(weights, "f32") for weights in TYPES)
+"""As accelerators hold them; measured where qwix is installed."""
 CHUNK = 128
 """Tokens per step: their logits over the vocabulary are there at once."""
 PAGE_SIZE = 16
@@ -194,7 +202,8 @@ def main(argv: list[str] | None = None, *, say: Callable[[str], None] = print) -
         if args.text is not None:
             with open(args.text, encoding="utf-8") as file:
                 text = file.read()
-        predicted, rows = measure(args.model_path, text, most_tokens=args.tokens)
+        formats = (*FORMATS, *(QUANTIZED if find_spec("qwix") else ()))
+        predicted, rows = measure(args.model_path, text, formats, most_tokens=args.tokens)
     except (OSError, ValueError, ModelError, TokenizerError) as error:
         parser.exit(1, f"tierax bench perplexity: {error}\n")
     if args.json is not None:

@@ -18,8 +18,8 @@ from .schedule_policy import SCHEDULE_POLICIES
 
 DTYPES = ("auto", "f32", "bf16")
 KV_DTYPES = (*DTYPES, "fp8")
-QUANTIZATIONS = ("none", "int8")
-"""As `models.weights.loader` has them, which cannot be asked without loading jax."""
+QUANTIZATIONS = ("none", "int8", "fp8", "int4")
+"""What they come to on a platform, `platform.weight_form` says."""
 ATTENTION_BACKENDS = ("auto", "native", "tpu", "mosaic-gpu", "triton", "xla")
 """Names of `pallas_kernels.attention.BACKENDS`, which cannot be asked without loading jax."""
 
@@ -87,7 +87,8 @@ class EngineConfig:
     dtype: str = "auto"
     """Dtype of weights: auto, f32 or bf16. Activations have it too, but on CPU they are f32."""
     quantization: str = "none"
-    """Of the weights' matrices: none, or int8 (with a scale per row and 64 columns)."""
+    """Of the weights' matrices: none, int8, fp8 or int4. On CPUs int8 has a scale per row and 64 columns, and the others are
+    refused; elsewhere int8 and fp8 have a scale per row, int4 one per row and 64 columns."""
     kv_cache_dtype: str = "auto"
     """Dtype of stored KV: auto (= that of activations), f32, bf16, or fp8 (e4m3 with a scale per token and head)."""
     attention_backend: str = "auto"

@@ -20,7 +20,7 @@ from ..pallas_kernels.kernels import Kernels
 from ..pallas_kernels.pages import PoolShape, page_bytes_on_device, pool_format
 from .config import ConfigError, EngineConfig
 from .placement import Placement
-from .platform import PLATFORMS, compiler_options, device_memory, device_target, pool_pages
+from .platform import PLATFORMS, compiler_options, device_memory, device_target, pool_pages, weight_form
 from .programs import ProgramStore
 from .scheduler import Limits
 from .step import StepFunctions, StepShapes
@@ -56,6 +56,7 @@ class DeviceSide:
         self.dtype = dtype = platform.dtype if config.dtype == "auto" else config.dtype
         self.activations = platform.activations or dtype
         self.kv_dtype = self.activations if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        self.weight_form = weight_form(config.quantization, jax.default_backend())
         self.limits = Limits(
             config.max_num_seqs or platform.max_num_seqs,
             config.max_num_batched_tokens or platform.max_num_batched_tokens,
@@ -69,7 +70,7 @@ class DeviceSide:
             source,
             source.config,
             dtype=dtype,
-            quantization=config.quantization,
+            quantization=self.weight_form,
             stacked=platform.stacked,
             progress=progress,
             shares=placement.shares,

@@ -77,7 +77,9 @@ class Engine:
         self.page_bytes = pool.page_bytes
         page_size = pool.shape.page_size
         self.executor = JaxExecutor(device.steps, device.shapes)
-        fields = identity(source, config, self.dtype, self.activations, self.kv_dtype, page_size)
+        fields = identity(
+            source, config, self.dtype, device.weight_form, self.activations, self.kv_dtype, page_size
+        )
         self.cache = CacheManager(
             pool.shape.pages,
             page_size,

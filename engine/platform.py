@@ -6,11 +6,13 @@ import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import jax
 
 from ..pallas_kernels.kernels import Target
+from .config import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,22 @@ def compiler_options(target: Target) -> dict[str, str]:
         # It would read 16-bit weights in tiles of 16 rows, but take them in tiles of 8: each step then copies all layers'.
         return {"xla_tpu_control_large_2nd_minor_layout_for_x16": "0"}
     return {}
+
+
+def weight_form(quantization: str, platform: str) -> str:
+    """The form of quantised weights on a platform, as the loader calls it; `ConfigError` for one that is of no use there.
+
+    Forms are named in the keys of cached pages: platforms whose weights differ share no KV.
+    """
+    if platform == "cpu":
+        if quantization in ("fp8", "int4"):
+            raise ConfigError(
+                f"quantization: {quantization} is for TPUs and GPUs. On a CPU every step would unpack the weights anew, which"
+                " takes ten times as long as reading them in f32: use int8"
+            )
+        return quantization
+    # Without qwix, int8 is what a CPU has, unpacked by XLA.
+    return "int8-rows" if quantization == "int8" and find_spec("qwix") else quantization
 
 
 def device_memory(devices: Sequence[Any] | None = None) -> tuple[int, int]:

@@ -88,14 +88,20 @@ def host_pages(config: EngineConfig, platform: Platform, pool: DevicePool, conte
 
 
 def identity(
-    source: ModelSource, config: EngineConfig, dtype: str, activations: str, kv_dtype: str, page_size: int
+    source: ModelSource,
+    config: EngineConfig,
+    dtype: str,
+    weight_form: str,
+    activations: str,
+    kv_dtype: str,
+    page_size: int,
 ) -> dict[str, Any]:
     """All that a KV value depends on besides tokens and tenant."""
     return {
         "weights": source.weights_digest() if config.host_disk_cache_dir is not None else "",
         "model": repr(source.config),
         "dtype": dtype,
-        "quantization": config.quantization,
+        "quantization": weight_form,
         "activations": activations,
         "kv_dtype": kv_dtype,
         "page_size": page_size,

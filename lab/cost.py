@@ -38,9 +38,10 @@ class ModelWork:
     @classmethod
     def of(cls, model: ModelConfig, weight_bytes: float, kv_itemsize: int) -> ModelWork:
         embed = model.vocab_size * model.hidden_size
-        layers = model.num_parameters() - embed * (1 if model.tie_embeddings else 2)
+        tables = embed * (1 if model.tie_embeddings else 2)
+        layers = model.num_parameters() - tables
         return cls(
-            matrix_flops=2.0 * layers,
+            matrix_flops=2.0 * (model.parameters_per_token() - tables),
             head_flops=2.0 * embed,
             pair_flops=4.0 * model.num_layers * model.num_heads * model.head_dim,
             weight_bytes=weight_bytes * (layers + embed),

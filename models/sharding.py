@@ -15,6 +15,7 @@ get is added up. So any model runs on any number of devices, at the price of the
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +29,7 @@ from ..pallas_kernels.batch import RaggedBatch
 from ..pallas_kernels.kernels import Kernels
 from ..pallas_kernels.pages import PoolShape
 from .config import ExpertsConfig, ModelConfig
+from .quantized import is_quantized, take_part
 from .transformer import Decoder, Params, StepTokens
 
 
@@ -104,6 +106,8 @@ class Shares:
         if source is None:
             return leaf
         axis = leaf.ndim - len(_AXES[name]) + _split_axis(name)
+        if is_quantized(leaf):
+            return take_part(leaf, source, axis, leaf.shape[axis])
         return jnp.take(leaf, source, axis=axis, mode="fill", fill_value=0)
 
     def source(self, name: str) -> NDArray[np.int32] | None:
@@ -121,9 +125,10 @@ class Shares:
         """The axis of a parameter (of one layer) that `source` counts; 0 for one that is never split."""
         return _split_axis(name) if name in _AXES else 0
 
-    def sharding(self, name: str, leaf: Any) -> NamedSharding:
-        """Of a rearranged parameter, of which only `ndim` matters; with the stacked layers first, if it has them."""
-        return NamedSharding(self.mesh, self._spec(name, leaf))
+    def sharding(self, name: str, leaf: Any) -> Any:
+        """Of a rearranged parameter, of which only `ndim` matters; with the stacked layers first, if it has them. For a
+        quantised one a tree, of its codes and scales."""
+        return jax.tree.map(partial(NamedSharding, self.mesh), self._spec(name, leaf))
 
     def place(self, params: Params) -> Params:
         """Rearranged parameters, on the devices of the mesh."""
@@ -148,10 +153,19 @@ class Shares:
         """`pool_spec` on the mesh."""
         return NamedSharding(self.mesh, self.pool_spec)
 
-    def _spec(self, name: str, leaf: Any) -> PartitionSpec:
+    def _spec(self, name: str, leaf: Any) -> Any:
         logical = _AXES.get(name, ())
         # Stacked layers come first; a parameter that is not split has no names at all.
-        return self.rules.spec(*[None] * (leaf.ndim - len(logical)), *logical)
+        names = [*[None] * (leaf.ndim - len(logical)), *logical]
+        if not is_quantized(leaf):
+            return self.rules.spec(*names)
+        # A scale of a whole row is not split with it.
+        return jax.tree.map(
+            lambda part: self.rules.spec(
+                *(name if size > 1 else None for name, size in zip(names, part.shape, strict=True))
+            ),
+            leaf,
+        )
 
 
 class ShardedDecoder:

@@ -22,8 +22,9 @@ from jax import lax
 from ..pallas_kernels import experts
 from ..pallas_kernels.batch import RaggedBatch
 from ..pallas_kernels.kernels import AttentionShape, Kernels
-from ..pallas_kernels.linear import Weight, take_rows
+from ..pallas_kernels.linear import Weight
 from .config import ModelConfig
+from .quantized import take_rows, with_quantized
 from .rope import rope_frequencies
 
 Params = dict[str, Any]
@@ -175,7 +176,7 @@ class Decoder:
         """dtype: of activations."""
         self.config = config
         self.dtype = dtype
-        self.kernels = kernels
+        self.kernels = with_quantized(kernels)
         self._layer_def, self._layer_state = nnx.split(nnx.eval_shape(lambda: Layer(config, dtype)))
         self._trunk_def, self._trunk_state = nnx.split(nnx.eval_shape(lambda: Trunk(config, dtype)))
         self._inv_freq, self._rope_scale = rope_frequencies(config.rope, config.head_dim)

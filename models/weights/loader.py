@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -13,9 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from ...pallas_kernels.linear import GROUP, QuantizedMatrix, Weight, quantize
+from ...pallas_kernels.linear import Weight
+from ...pallas_kernels.linear import quantize as quantize_groups
 from ..config import ModelConfig
 from ..errors import ModelError
+from ..quantized import TYPES, load_qwix, quantize
 from .gguf import GGUFFile
 from .host_memory import HostMemory
 from .names import Format, Parameter, is_ignored, is_matrix, parameters
@@ -27,8 +29,16 @@ if TYPE_CHECKING:
     from ..source import ModelSource
 
 Dtype = Literal["f32", "bf16"]
-QUANTIZATIONS = ("none", "int8")
+QUANTIZATIONS = ("none", "int8", *TYPES)
+"""`int8` has a scale per row and `GROUP` columns, as native CPU kernels read it; for the others see `models.quantized`."""
+_WHOLE_ONLY = {
+    "int8": "the native CPU kernels' scales would be cut (without quantization they can)",
+    "int4": "compiled programs take no such arrays in jax 0.10 (int8 and fp8 can)",
+}
+"""Forms of which each device must have all, and why."""
 Params = dict[str, Any]
+Quantize = Callable[[Any], Any]
+"""Of a matrix `[..., O, I]`: a tree of arrays, with the axes before the two kept in front of each."""
 _NUMPY_DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "bf16": np.dtype(ml_dtypes.bfloat16)}
 
 
@@ -62,8 +72,8 @@ def load_params(
     shardings: Any = None,
     shares: Shares | None = None,
 ) -> Params:
-    """The model's parameters as jax arrays of one type (`"f32"` or `"bf16"`); with quantization `"int8"`, matrices are
-    `QuantizedMatrix` instead, made one by one as they are read.
+    """The model's parameters as jax arrays of one type (`"f32"` or `"bf16"`); with a quantization, matrices are
+    `QuantizedMatrix` or qwix's arrays instead, made one by one as they are read.
 
     Returns `{"embed": [V, D], "final_norm": [D], "lm_head": [V, D] if untied, "layers": …}`, where `layers` is a
     dict of name -> `[L, …]` when `stacked`, else a tuple of L dicts of name -> `[…]`, with the names and shapes of
@@ -76,16 +86,18 @@ def load_params(
     """
     if quantization not in QUANTIZATIONS:
         raise ModelError(f"unknown quantization {quantization!r}; supported: {', '.join(QUANTIZATIONS)}")
-    quantized = quantization != "none"
-    if quantized and not (shardings is None and shares is None):
-        raise ModelError("quantised weights cannot be split over devices yet")
+    quantized = _quantizer(quantization)
+    if shardings is not None and quantized is not None:
+        raise ModelError("quantised weights cannot have shardings of their own: give shares")
+    if shares is not None and quantization in _WHOLE_ONLY:
+        raise ModelError(f"{quantization} weights cannot be split over devices: {_WHOLE_ONLY[quantization]}")
     if source.kind == "orbax":
         from .orbax import restore_params
 
         params = restore_params(
             source.path, config, dtype=dtype, stacked=stacked, shardings=shardings, shares=shares
         )
-        return quantize_params(params) if quantized else params
+        return params if quantized is None else quantize_params(params, quantized, shares)
     target = numpy_dtype(dtype)
     with _open_weights(source, config) as weights:
         plan = check_weights(weights.shapes(), config, source.kind, where=str(source.path))
@@ -94,14 +106,29 @@ def load_params(
             return _load_stacked(plan, build, shardings) if stacked else _load_layers(plan, build, shardings)
 
 
-def quantize_params(params: Params) -> Params:
-    """Parameters as `load_params` gives them, with their matrices quantised; takes them out of `params` one by one, so
-    that no more than one is there twice."""
+def _quantizer(quantization: str) -> Quantize | None:
+    match quantization:
+        case "none":
+            return None
+        case "int8":
+            return _quantize_int8
+    load_qwix(quantization)
+    return partial(_quantize, kind=quantization)
+
+
+def quantize_params(params: Params, quantize: Quantize, shares: Shares | None = None) -> Params:
+    """Parameters as `load_params` gives them, split as `shares` says, with their matrices quantised; takes them out of
+    `params` one by one, so that no more than one is there twice."""
+
+    def quantized(name: str, leaf: jax.Array) -> Weight:
+        done = quantize(leaf)
+        return done if shares is None else jax.device_put(done, shares.sharding(name, done))
 
     def each(leaves: Params, stacked: int = 0) -> Params:
         taken = ((name, leaves.pop(name)) for name in list(leaves))
         return {
-            name: _quantize(leaf) if is_matrix(name, leaf.ndim - stacked) else leaf for name, leaf in taken
+            name: quantized(name, leaf) if is_matrix(name, leaf.ndim - stacked) else leaf
+            for name, leaf in taken
         }
 
     layers = params.pop("layers")
@@ -174,7 +201,8 @@ def _open_weights(source: ModelSource, config: ModelConfig) -> AbstractContextMa
     return nullcontext(_LlamaGGUF(file, config) if config.family in ("llama", "mixtral") else file)
 
 
-_quantize = jax.jit(quantize)
+_quantize_int8 = jax.jit(quantize_groups)
+_quantize = jax.jit(quantize, static_argnames="kind")
 
 
 class _Builder:
@@ -184,14 +212,14 @@ class _Builder:
         self,
         weights: Weights,
         dtype: np.dtype[Any],
-        quantized: bool,
+        quantize: Quantize | None,
         bar: tqdm[Any],
         shares: Shares | None = None,
     ) -> None:
         self._weights = weights
         self._shares = shares
         self._dtype = dtype
-        self._quantized = quantized
+        self._quantize = quantize
         self._bar = bar
         self._memory = HostMemory()
 
@@ -204,8 +232,8 @@ class _Builder:
     def _build(self, parameters: list[Parameter], before: tuple[int, ...], sharding: Any) -> Weight:
         """Parameters of one shape, side by side along the axes `before`."""
         shape = parameters[0].shape
-        if self._quantized and is_matrix(parameters[0].name, len(shape)):
-            return self._build_quantized(parameters, before)
+        if self._quantize is not None and is_matrix(parameters[0].name, len(shape)):
+            return self._build_quantized(self._quantize, parameters, before)
         if self._shares is not None:
             empty = partial(self._memory.empty, dtype=self._dtype)
             array = read_split(self._weights, parameters, before, self._shares, empty)
@@ -216,17 +244,25 @@ class _Builder:
             self._fill(row, parameter)
         return jax.device_put(buffer, sharding)
 
-    def _build_quantized(self, parameters: list[Parameter], before: tuple[int, ...]) -> QuantizedMatrix:
+    def _build_quantized(
+        self, quantize: Quantize, parameters: list[Parameter], before: tuple[int, ...]
+    ) -> Weight:
+        """Quantised one by one: of no more than one all numbers are there."""
         shape = parameters[0].shape
-        of_scales = (*shape[:-1], -(-shape[-1] // GROUP))
-        codes = self._memory.empty((*before, *shape), np.dtype(np.int8))
-        scales = self._memory.empty((*before, *of_scales), np.dtype(np.float32))
-        places = zip(codes.reshape(-1, *shape), scales.reshape(-1, *of_scales), strict=True)
-        for (own_codes, own_scales), parameter in zip(places, parameters, strict=True):
+        abstract = jax.eval_shape(quantize, jax.ShapeDtypeStruct(shape, np.float32))
+        arrays = jax.tree.map(lambda leaf: self._memory.empty((*before, *leaf.shape), leaf.dtype), abstract)
+        for row, parameter in enumerate(parameters):
             whole = np.empty(shape, np.float32)
             self._fill(whole, parameter)
-            own_codes[...], own_scales[...] = _quantize(whole)
-        return QuantizedMatrix(jax.device_put(codes), jax.device_put(scales))
+            for array, part in zip(*map(jax.tree.leaves, (arrays, quantize(whole))), strict=True):
+                array.reshape(-1, *part.shape)[row] = part
+        if self._shares is None:
+            return jax.tree.map(jax.device_put, arrays)
+        # Quantised as a whole: how many devices there are is not to change a weight.
+        name = parameters[0].name
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            rearranged = self._shares.rearrange(name, arrays)
+        return jax.device_put(rearranged, self._shares.sharding(name, rearranged))
 
     def _fill(self, buffer: NDArray[Any], parameter: Parameter) -> None:
         for part in parameter.parts:

@@ -1,6 +1,6 @@
 """Runs tiny models whole and split over eight devices of the host, and prints how far the two are apart.
 
-A program of its own (`python -m helpers.sharded_forward CASE...`, CASE = family:devices:axes:kv): the number of devices
+A program of its own (`python -m helpers.sharded_forward CASE...`, CASE = family:devices:axes:kv[:weights]): the number of devices
 is fixed when jax starts.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+import tempfile
 from collections import Counter
 from typing import Any, NamedTuple
 
@@ -18,8 +19,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from helpers.tiny_engine import TinyModel
+from helpers.tiny_models import write_tiny_checkpoint
 from tierax.models.sharding import ShardedDecoder, ShardingRules, Shares
+from tierax.models.source import resolve_model
 from tierax.models.transformer import Decoder, StepTokens
+from tierax.models.weights.loader import load_params
 from tierax.pallas_kernels import xla
 from tierax.pallas_kernels.batch import RaggedBatch
 from tierax.pallas_kernels.experts import looped_linear
@@ -83,9 +87,10 @@ def run(decoder: Decoder | ShardedDecoder, params: Any, pool: jax.Array) -> Run:
     return Run(np.concatenate(outs), pool, forward)
 
 
-def compare(family: str, devices: int, axes: str, kv: str) -> dict[str, Any]:
-    """What splitting one model changes: values, and the program. axes: logical ones that are split; kv: f32 or fp8."""
-    model = TinyModel(family, stacked=kv == "f32")
+def compare(family: str, devices: int, axes: str, kv: str, weights: str = "none") -> dict[str, Any]:
+    """What splitting one model changes: values, and the program. axes: logical ones that are split; kv: f32 or fp8;
+    weights: their quantisation, as the loader calls it."""
+    model = TinyModel(family, stacked=kv == "f32", quantization=weights)
     config, dtype = model.config, jnp.dtype(jnp.float32)
     kv_dtype, quantized = (jnp.uint8, True) if kv == "fp8" else (jnp.float32, False)
     mesh = Mesh(np.array(jax.devices()[:devices]), ("tp",))
@@ -101,11 +106,13 @@ def compare(family: str, devices: int, axes: str, kv: str) -> dict[str, Any]:
         NamedSharding(mesh, shares.pool_spec),
     )
     expected = run(Decoder(config, dtype, KERNELS), model.params, whole_pool)
-    actual = run(sharded, shares.place(shares.rearranged(model.params)), split_pool)
+    placed = shares.place(shares.rearranged(model.params))
+    actual = run(sharded, placed, split_pool)
     memory = actual.compiled.memory_analysis()
     assert memory is not None
     return {
         "difference": float(np.abs(actual.logits - expected.logits).max()),
+        "loaded": _loaded(family, shares, kv == "f32", weights, placed),
         "spread": float(expected.logits.std()),
         "kv_difference": _kv_difference(shares, expected.pool, actual.pool),
         "collectives": Counter(COLLECTIVE.findall(actual.compiled.as_text() or "")),
@@ -113,6 +120,20 @@ def compare(family: str, devices: int, axes: str, kv: str) -> dict[str, Any]:
         "pool_bytes_per_device": actual.pool.addressable_shards[0].data.nbytes,
         "pool_bytes": expected.pool.nbytes,
     }
+
+
+def _loaded(family: str, shares: Shares, stacked: bool, weights: str, placed: Any) -> bool:
+    """Whether a loader that is told of the shares gives each device what it would get from the whole."""
+    with tempfile.TemporaryDirectory() as directory:
+        write_tiny_checkpoint(directory, family)
+        source = resolve_model(directory)
+        params = load_params(source, source.config, quantization=weights, stacked=stacked, shares=shares)
+    pairs = zip(*map(jax.tree.leaves, (params, placed)), strict=True)
+    return all(
+        one.sharding == other.sharding
+        and np.array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
+        for one, other in pairs
+    )
 
 
 def _kv_difference(shares: Shares, whole: jax.Array, split: jax.Array) -> float:
@@ -129,4 +150,4 @@ def _kv_difference(shares: Shares, whole: jax.Array, split: jax.Array) -> float:
 
 if __name__ == "__main__":
     cases = [case.split(":") for case in sys.argv[1:]]
-    print(json.dumps([compare(family, int(devices), axes, kv) for family, devices, axes, kv in cases]))
+    print(json.dumps([compare(family, int(devices), *rest) for family, devices, *rest in cases]))

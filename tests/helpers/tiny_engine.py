@@ -35,12 +35,15 @@ from tierax.pallas_kernels.pages import PoolShape
 class TinyModel:
     """Parameters and structure of one of `TINY_MODELS`, in f32."""
 
-    def __init__(self, family: str = "llama3", *, stacked: bool = False) -> None:
+    def __init__(self, family: str = "llama3", *, stacked: bool = False, quantization: str = "none") -> None:
+        """quantization: as `load_params` calls it."""
         with tempfile.TemporaryDirectory() as directory:
             write_tiny_checkpoint(directory, family)
             source = resolve_model(directory)
             self.config = source.config
-            self.params: Params = load_params(source, source.config, stacked=stacked)
+            self.params: Params = load_params(
+                source, source.config, stacked=stacked, quantization=quantization
+            )
         shape = attention_shape(self.config, 16, "f32", "f32")
         self.decoder = Decoder(self.config, jnp.dtype(jnp.float32), attention.select(device_target(), shape))
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
 from helpers.plain_forward import plain_logprobs
 from helpers.tiny_gguf import write_tiny_gguf
 from helpers.tiny_models import TINY_MODELS, tiny_config, tiny_tensors, write_tiny_checkpoint
 from tierax.models.errors import ModelError
+from tierax.models.quantized import TYPES, is_quantized
+from tierax.models.quantized import dequantize as dequantize_rows
+from tierax.models.sharding import Shares
 from tierax.models.source import resolve_model
 from tierax.models.weights.loader import Params, load_params
 from tierax.models.weights.orbax import convert
@@ -248,3 +254,38 @@ def test_shardings_are_obeyed(tmp_path: Path) -> None:
         placed = load_params(source, source.config, stacked=stacked, shardings=shardings)
         assert all(leaf.sharding == sharding for leaf in jax.tree.leaves(placed))
         jax.tree.map(np.testing.assert_array_equal, placed, plain)
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen3-moe"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_matrices_of_few_bits_are_made_of_the_f32_ones(kind: str, family: str, tmp_path: Path) -> None:
+    write_tiny_checkpoint(tmp_path, family)
+    source = resolve_model(tmp_path)
+    exact = load_params(source, source.config, stacked=True)
+    for stacked in (True, False):
+        params = load_params(source, source.config, quantization=kind, stacked=stacked)
+        layers = params["layers"] if stacked else params["layers"][2 if family == "qwen3-moe" else 1]
+        assert not any(
+            is_quantized(layers[name]) for name in layers if name.endswith("norm") or name == "router"
+        )
+        for name in ("qkv", "experts_down") if family == "qwen3-moe" else ("qkv", "down"):
+            expected = np.asarray(exact["layers"][name]) if stacked else np.asarray(exact["layers"][name])[-1]
+            weight = layers[name]
+            assert weight.qvalue.dtype == TYPES[kind]
+            step = np.abs(expected).max() * {"int8-rows": 1 / 127, "fp8": 1 / 16, "int4": 1 / 7}[kind]
+            np.testing.assert_allclose(dequantize_rows(weight, jnp.float32), expected, atol=step)
+    assert is_quantized(params["embed"])
+
+
+def test_what_cannot_be_split_is_refused_and_qwix_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_checkpoint(tmp_path, "llama3")
+    source = resolve_model(tmp_path)
+    shares = Shares(source.config, Mesh(np.array(jax.devices()[:1]), ("tp",)))
+    for kind in ("int8", "int4"):
+        with pytest.raises(ModelError, match=f"{kind} weights cannot be split over devices"):
+            load_params(source, source.config, quantization=kind, stacked=True, shares=shares)
+    monkeypatch.setitem(sys.modules, "qwix", None)
+    with pytest.raises(ModelError, match=r"fp8 weights need qwix: pip install 'tierax\[quant\]'"):
+        load_params(source, source.config, quantization="fp8", stacked=True)

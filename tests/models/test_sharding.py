@@ -27,6 +27,7 @@ CASES = (
     "mistral-window:4:mlp:f32",  # attention is not split
     f"mixtral:2:{MIXTURE}:f32",  # two experts each, layers in stacks
     f"qwen3-moe:3:{ALL}+experts:fp8",  # 8 experts on 3 devices, one layer of a plain MLP, layers in a tuple
+    f"llama3:2:{ALL}:f32:int8-rows",  # scales are split with rows, and not with columns
 )
 SLOW = (
     f"llama3:2:{ALL}:f32",  # a KV head each
@@ -38,6 +39,7 @@ SLOW = (
     f"mixtral:8:{MIXTURE}:f32",  # half of the devices have no expert
     f"qwen3-moe:8:{ALL}+experts:f32",
     "qwen3-moe:4:experts:f32",
+    f"qwen3-moe:2:{MIXTURE}+mlp:f32:fp8",
 )
 EACH = pytest.mark.parametrize(
     "case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)]
@@ -80,10 +82,15 @@ def results() -> Results:
 def test_values_are_those_of_the_whole_model(results: Results, case: str) -> None:
     result = results[case]
     # An 8-bit code may fall to the other side when a sum is taken in another order.
-    quantized = case.endswith("fp8")
+    quantized = case.split(":")[3] == "fp8"
     assert result["spread"] > 0.5
     assert result["difference"] < (0.2 if quantized else 1e-4)
     assert quantized or result["kv_difference"] < 1e-4
+
+
+@EACH
+def test_a_loader_that_knows_the_shares_gives_the_same(results: Results, case: str) -> None:
+    assert results[case]["loaded"]
 
 
 @EACH
