@@ -140,6 +140,8 @@ class SharedIndex(DiskIndex):
             else:
                 self._detach(page)
                 self._policy.evicted(page)
+                if self.listener is not None:
+                    self.listener.removed([key])
                 self._enter_doomed(key, page.nbytes)
         return needed
 

@@ -21,6 +21,9 @@ from tierax.cli.main import main
 
 NOT_RUN = {
     "docker": "needs a daemon; test_operations.py reads the Dockerfile",
+    "kubectl": "needs a cluster; test_kubernetes.py reads the manifests",
+    "serve": "Ray's; integrations/test_ray.py runs the application",
+    "sglang-router": "a program of others; serving/test_router.py runs it",
     "lm_eval": "a program of others; test_scoring_harness.py makes its calls",
     "st": "a program of others; test_schemathesis.py runs it",
     "jq": "reads what curl printed",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import json
+import runpy
 from array import array
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -27,6 +28,7 @@ from tierax.serving.events.publisher import END, Publisher, check_endpoints
 
 zmq = pytest.importorskip("zmq", reason="pyzmq is not installed")
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "kv_events.py"
 KEYS = (bytes(range(16)), bytes(range(1, 17)))
 HASHES = [0x08090A0B0C0D0E0F, 0x090A0B0C0D0E0F10]
 
@@ -103,6 +105,48 @@ def test_messages_have_the_fields_of_other_engines_in_their_order() -> None:
         "lora_name": None,
     }
     assert as_maps[1][3] == {"type": "BlockRemoved", "block_hashes": HASHES[:1], "medium": "CPU"}
+
+
+class Event(msgspec.Struct, tag=True, array_like=True, omit_defaults=True):
+    """The types by which vLLM's own subscribers decode, by its names and order of fields."""
+
+
+class BlockStored(Event):
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[Any] | None = None
+
+
+class BlockRemoved(Event):
+    block_hashes: list[int]
+    medium: str | None
+
+
+class AllBlocksCleared(Event):
+    pass
+
+
+class Batch(msgspec.Struct, array_like=True):
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int | None = None
+
+
+def test_typed_subscribers_decode_a_batch() -> None:
+    events = [Cleared(), Stored(1, KEYS, None, array("i", [1, 2, 3, 4]).tobytes()), Removed(0, KEYS)]
+    batch = msgspec.msgpack.decode(
+        encode_batch(events, ts=7.25, page_size=2, encoding="array"), type=Batch, strict=True
+    )
+    assert batch.data_parallel_rank == 0
+    assert batch.events[1:] == [
+        BlockStored(HASHES, None, [1, 2, 3, 4], 2, None, "CPU", None),
+        BlockRemoved(HASHES, "GPU"),
+    ]
 
 
 def test_what_gets_lost_is_known_and_mended_by_telling_all() -> None:
@@ -188,6 +232,10 @@ async def test_subscriber_knows_what_a_server_has_and_may_ask_for_what_it_missed
             late.take(payload)
         on_disk = {block_hash(key.key) for key in index.stored_keys()}
         assert on_disk
+        view = runpy.run_path(str(EXAMPLE))["View"]()
+        for sequence, payload in replayed:
+            view.take(sequence, payload)
+        assert view.tiers == late.blocks, "as the example sees it"
         assert late.blocks == {**blocks_in(engine.cache.tiers), STORAGE: on_disk}
         # It subscribed after the first message, and knows by the sequence that it missed it.
         assert subscriber.sequences[-1] == replayed[-1][0] == len(replayed) - 1

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from helpers.disk_pages import LAYOUT, answer, answers, record, sequence
+from helpers.tier_mirror import STORAGE, TierMirror
 from tierax.cache.disk.board import Board
 from tierax.cache.disk.fleet import FULL, Fleet, News
 from tierax.cache.disk.local import StoreError
@@ -16,8 +17,10 @@ from tierax.cache.disk.notes import NOBODY, Claim, Note, pack_claim, pack_note, 
 from tierax.cache.disk.shared_index import SharedIndex
 from tierax.cache.disk.store import PageStore
 from tierax.cache.moves import Outcome
+from tierax.cache.page_events import PageLog
 from tierax.cache.page_keys import PageKey
 from tierax.cache.policies.policy import Use
+from tierax.serving.events.messages import block_hash
 
 LEASE = 12.0
 TURN = 2.0
@@ -40,6 +43,8 @@ class Replica:
         self.skew = random.Random(number).uniform(-1e6, 1e6)
         self.place = place
         self.index = SharedIndex(capacity)
+        self.index.listener = self.log = PageLog(10**6, told=())
+        self.mirror = TierMirror()
         self.fleet = Fleet(bytes([number] * 8), self.index, record_bytes=SIZE, lease=LEASE)
         self.board = Board(place.store, lease=LEASE, clock=self.clock)
         self.deleted: tuple[PageKey, ...] = ()
@@ -64,6 +69,9 @@ class Replica:
         news = self.board.read(self.deleted)
         orders = self.fleet.turn(news, self.use())
         self.index.check()
+        # Whoever hears the events knows what this replica knows.
+        self.mirror.hear(self.log.take(10**6).events, page_size=1)
+        assert self.mirror.blocks[STORAGE] == {block_hash(key.key) for key in self.index.stored_keys()}
         self.place.check_orders(self, orders.delete)
         if die:
             orders = orders._replace(claim=None, delete=())
