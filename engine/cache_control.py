@@ -140,6 +140,9 @@ class CacheControl:
             tiers["host"] |= {"pinned_pages": self.pins.pages, "pin_quota_pages": self.pins.quota_pages}
         if engine.tiers is not None and engine.tiers.store is not None:
             tiers["disk"] |= {"location": engine.tiers.store.url, "read_only": engine.tiers.store.read_only}
+            if engine.tiers.fleet is not None:
+                fleet = engine.tiers.fleet.fleet
+                tiers["disk"] |= {"servers": fleet.stats.replicas, "collects": fleet.collects}
         return {
             "page_size": self._cache.page_size,
             "page_bytes": engine.page_bytes,

@@ -57,7 +57,7 @@ def open_disk(
         index.restore(store.load_index())
         listed = list(store.list())
         if config.disk_cache_shared:
-            index.take_listing(listed, record_bytes, use())
+            index.take_listing(index.compare(listed), record_bytes, use())
         else:
             _delete(store, index.add_listed(listed, record_bytes, use()))
         store.describe(namespace_digest(fields), {**fields, "model_name": config.model_name})

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..cache.device_pool import DevicePool
 from ..cache.disk.fleet_thread import FleetThread
-from ..cache.disk.index import DiskIndex
+from ..cache.disk.index import DiskIndex, Listing
 from ..cache.disk.probe import Prober
 from ..cache.disk.record import PageLayout
 from ..cache.disk.relist import Relist
@@ -45,7 +45,7 @@ class Tiers:
     index: DiskIndex | None
     mover: TierMover
     transfers: TierTransfers
-    relist: Relist | None
+    relist: Relist[Listing] | None
     fleet: FleetThread | None = None
     """Keeps in touch with the other processes that write to the store."""
 
@@ -153,15 +153,15 @@ def build_tiers(
         prober=prober,
     )
     relist = None
-    if store is not None and config.disk_cache_refresh > 0:
-        relist = Relist(lambda: list(store.list()), config.disk_cache_refresh, clock=clock)
+    if store is not None and index is not None and config.disk_cache_refresh > 0:
+        relist = Relist(lambda: index.compare(list(store.list())), config.disk_cache_refresh, clock=clock)
     fleet = None if disk is None else disk.fleet
 
     def look_around() -> None:
         if fleet is not None:
             fleet.turn()
-        if relist is not None and index is not None and (listed := relist.take()) is not None:
-            mover.delete(index.take_listing(listed, record_bytes, cache.tiers.use()))
+        if relist is not None and index is not None and (listing := relist.take()) is not None:
+            mover.delete(index.take_listing(listing, record_bytes, cache.tiers.use()))
 
     transfers = TierTransfers(mover, prefetcher, writer, look_around, clock=clock)
     return Tiers(host, store, index, mover, transfers, relist, fleet)

@@ -16,7 +16,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..eviction_queue import EvictionQueue
 from ..page_events import PageListener
@@ -83,6 +83,14 @@ class NamespaceStats:
     bytes: int = 0
     deepest: int = 0
     """Pages of the longest sequence."""
+
+
+class Listing(NamedTuple):
+    """What a list of the store's pages says that an index does not know."""
+
+    unknown: list[Stored]
+    absent: frozenset[PageKey]
+    """In the index, but not in the list."""
 
 
 class DiskIndex:
@@ -296,9 +304,17 @@ class DiskIndex:
         surplus = self._make_room("capacity") or []
         return surplus if spare_orphans else surplus + orphans[::-1]
 
-    def take_listing(self, listed: Sequence[Stored], nbytes: int, use: Use) -> list[PageKey]:
-        """The same with a list of all that the store holds by now: what others have stored since."""
-        return self.add_listed(listed, nbytes, use, spare_orphans=True)
+    def compare(self, listed: Sequence[Stored]) -> Listing:
+        """What a list of all that the store holds has to tell. For any thread: a large store takes a while to go through."""
+        known = self._pages
+        unknown = [page for page in listed if page.key.key not in known]
+        there = {page.key.key for page in listed}
+        absent = [page.key for page in list(known.values()) if page.key.key not in there]
+        return Listing(unknown, frozenset(absent))
+
+    def take_listing(self, listing: Listing, nbytes: int, use: Use) -> list[PageKey]:
+        """`add_listed` of what others have stored since."""
+        return self.add_listed(listing.unknown, nbytes, use, spare_orphans=True)
 
     def snapshot(self) -> bytes:
         """The keys of all stored pages in the order of eviction as far as it is known; costs a sort of them all."""

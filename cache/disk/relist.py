@@ -5,22 +5,25 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from .local import StoreError
-from .names import Stored
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MOST_SHARE = 0.02
 """Part of the time that listing may take: a large store is listed less often."""
 
 
-class Relist:
-    """Calls `listing` every `interval` seconds, or less often, in a thread of its own, which `close` ends."""
+class Relist(Generic[T]):
+    """Calls `listing` every `interval` seconds, or less often, in a thread of its own, which `close` ends. That may raise
+    StoreError."""
 
     def __init__(
         self,
-        listing: Callable[[], list[Stored]],
+        listing: Callable[[], T],
         interval: float,
         *,
         clock: Callable[[], float],
@@ -30,12 +33,12 @@ class Relist:
         self._clock = clock
         self._ended = threading.Event()
         self._lock = threading.Lock()
-        self._found: list[Stored] | None = None
+        self._found: T | None = None
         self._thread = threading.Thread(target=self._run, name="tierax-relist", daemon=True)
         self._thread.start()
 
-    def take(self) -> list[Stored] | None:
-        """The latest list, once; None if there is no new one."""
+    def take(self) -> T | None:
+        """What it has returned last, once; None if there is nothing new."""
         if self._found is None:
             return None
         with self._lock:

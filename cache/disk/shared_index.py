@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..page_keys import PageKey
 from ..policies.policy import EvictionPolicy, Use
-from .index import DiskIndex, Page
+from .index import DiskIndex, Listing, Page
 from .names import Stored
 
 
@@ -33,7 +33,7 @@ class SharedIndex(DiskIndex):
         self._doomed: dict[PageKey, int] = {}
         """Bytes of each, as far as they are known."""
         self._doomed_bytes = 0
-        self._absent: set[PageKey] = set()
+        self._absent: frozenset[PageKey] = frozenset()
         """Were not in the latest listing."""
         self._used: dict[PageKey, None] = {}
 
@@ -196,21 +196,19 @@ class SharedIndex(DiskIndex):
         self._take_in(self._sized(listed, nbytes), nbytes, use)
         return []
 
-    def take_listing(self, listed: Sequence[Stored], nbytes: int, use: Use) -> list[PageKey]:
-        """Takes in a list of all that the store holds. What two lists in turn lack is there no more: one may have been begun
-        before the page was stored."""
+    def take_listing(self, listing: Listing, nbytes: int, use: Use) -> list[PageKey]:
+        """What two lists in turn lack is there no more: one may have been begun before the page was stored."""
         self._note(use)
-        orphans = self._take_in(self._sized(listed, nbytes), nbytes, use)
+        orphans = self._take_in(self._sized(listing.unknown, nbytes), nbytes, use)
         known, self._orphans = self._orphans, {}
         for page in orphans:
             since, _ = known.get(page.key, (use.now, 0))
             self._orphans[page.key] = since, self._size(page, nbytes)
         self._orphan_bytes = sum(size for _, size in self._orphans.values())
-        there = {page.key for page in listed}
-        absent = {page.key for page in self._pages.values() if page.stored and page.key not in there}
-        for key in absent & self._absent:
-            self.remove(key, "missing")
-        self._absent = absent - self._absent
+        for key in listing.absent & self._absent:
+            if self.is_stored(key):
+                self.remove(key, "missing")
+        self._absent = listing.absent - self._absent
         return []
 
     def check(self) -> None:

@@ -347,7 +347,8 @@ class PageStore:
         finally:
             with self._idle:
                 self._in_flight -= 1
-                self._idle.notify_all()
+                if self._closing:
+                    self._idle.notify_all()
 
     def _names(self) -> list[str]:
         # "0" follows "/": all names that start with the root.

@@ -57,7 +57,7 @@ class House:
     url: str
     right: LLM
 
-    def serve(self) -> ServeProcess:
+    def serve(self, *more: str) -> ServeProcess:
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in FLAGS.items()]
         return ServeProcess(
             self.model,
@@ -67,6 +67,7 @@ class House:
             "--disk-cache-lease=6",
             f"--compile-cache-dir={self.compiled}",
             "--skip-warmup",
+            *more,
         )
 
     def check(self, turns: list[Turn]) -> None:
@@ -79,6 +80,11 @@ class House:
                 if token != entry.token_id:
                     assert entry.top[0][1] - entry.top[1][1] < 1e-3, f"{turn.answer}, not {right.token_ids}"
                     break
+
+    def stat(self, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+        capsys.readouterr()
+        assert cache_command.run(["stat", self.url, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
 
     def verify(self, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
         capsys.readouterr()
@@ -198,11 +204,39 @@ def test_two_servers_over_one_store(house: House, capsys: pytest.CaptureFixture[
             _, tiers = ask(third, turns[-1].next)
             assert tiers["disk"] == turns[-1].stored
             time.sleep(8)
-            capsys.readouterr()
-            assert cache_command.run(["stat", house.url, "--json"]) == 0
-            assert len(json.loads(capsys.readouterr().out)["replicas"]) == 2
+            assert len(house.stat(capsys)["replicas"]) == 2
             assert third.stop() == 0
         assert first.stop() == 0
+    assert house.verify(capsys)["bad"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("house", ["directory"], indirect=True)
+def test_two_servers_stay_within_the_size_together(house: House, capsys: pytest.CaptureFixture[str]) -> None:
+    page_bytes, pages = 12288, 60
+    flags = (f"--disk-cache-size={pages * page_bytes}", "--disk-cache-lease=2", "--disk-free-space=0")
+    favourite = new_prompt(0)
+    with house.serve(*flags) as first, house.serve(*flags) as second:
+        most, deleted, seed = 0, 0.0, 1
+        while deleted < pages:
+            seed += 1
+            assert seed < 200, "nothing is deleted"
+            turns = ask_all([(first, new_prompt(2 * seed)), (second, new_prompt(2 * seed + 1))])
+            house.check([turn for turn, _ in turns])
+            ask(second, favourite)
+            time.sleep(0.3)
+            stat = house.stat(capsys)
+            assert stat["bytes"] == page_bytes * stat["pages"]
+            most = max(most, stat["pages"])
+            both = [server.metrics() for server in (first, second)]
+            deleted = sum(found["tierax_disk_cache_deleted_pages_total"] for found in both)
+        # What either had written before it heard of the other one.
+        assert pages * 0.7 < most <= pages + 20
+        assert sum(found["tierax_disk_cache_collects"] for found in both) == 1
+        # What was used all the time was never deleted: a server that has not seen it yet finds it.
+        with house.serve(*flags) as third:
+            _, tiers = ask(third, favourite)
+            assert tiers["disk"] == (len(favourite) - 1) // PAGE * PAGE
     assert house.verify(capsys)["bad"] == []
 
 

@@ -61,7 +61,7 @@ class Replica:
         return Use(self.ticks, self.clock())
 
     def relist(self) -> None:
-        self.index.take_listing(list(self.place.store.list()), SIZE, self.use())
+        self.index.take_listing(self.index.compare(list(self.place.store.list())), SIZE, self.use())
 
     def turn(self, *, die: bool = False) -> None:
         """One turn; `die`: before the last of what it was to do."""
@@ -307,7 +307,7 @@ def test_what_a_shared_index_needs_is_not_doomed() -> None:
     index = SharedIndex(20 * SIZE)
     use = Use(1, 0.0)
     chain, other = CHAINS[0], CHAINS[1]
-    index.take_listing([Stored(key, SIZE) for key in (*chain[:3], *other)], SIZE, use)
+    index.add_listed([Stored(key, SIZE) for key in (*chain[:3], *other)], SIZE, use)
     index.take_used()
     assert index.reserve(chain[3], SIZE, use) == []
     index.lock(other[:2])
@@ -328,8 +328,7 @@ def test_what_a_shared_index_needs_is_not_doomed() -> None:
 def test_what_two_listings_lack_is_gone(place: Place) -> None:
     first = Replica(place, 1, capacity=100 * SIZE)
     first.write(CHAINS[0])
-    listed = list(place.store.list())
-    first.index.take_listing(listed[:0], SIZE, first.use())
+    first.index.take_listing(first.index.compare([]), SIZE, first.use())
     # It may have been begun before they were stored.
     assert first.index.match(CHAINS[0]) == 6
     answer(place.store.delete, CHAINS[0][3])

@@ -16,7 +16,7 @@ from tierax.cache.disk.relist import Relist
 from tierax.cache.disk.store import PageStore
 
 
-def wait_for(relist: Relist) -> list[Stored]:
+def wait_for(relist: Relist[list[Stored]]) -> list[Stored]:
     for _ in range(2000):
         if (found := relist.take()) is not None:
             return found
@@ -44,7 +44,7 @@ def test_another_writers_pages_become_hits(tmp_path: Path) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name == "tierax-relist"]
 
 
-def wait_until(relist: Relist, count: int) -> list[Stored]:
+def wait_until(relist: Relist[list[Stored]], count: int) -> list[Stored]:
     while len(found := wait_for(relist)) < count:
         pass
     return found
