@@ -11,7 +11,7 @@ WITHOUT_NATIVE := tests/pallas_kernels/test_attention.py tests/models/test_trans
 	executor.py golden.py invisible.py fp8.py weight_formats.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test test-without-native test-all test-cpu-kernels test-tpu-aot test-gpu-aot check bench docs dev clean
+.PHONY: help serve test test-without-native test-all test-cpu-kernels test-tpu-aot test-gpu-aot check bench bench-report docs dev clean
 
 help:
 	@echo "make serve     serve the demo model on port $(PORT)   (PORT=, MODEL=, ARGS=...)"
@@ -22,6 +22,7 @@ help:
 	@echo "make test-cpu-kernels             run the same shapes on this CPU; all three renew docs/platforms.md"
 	@echo "make check     format, lint, types, layers"
 	@echo "make bench     measure decode and prefill on the demo model"
+	@echo "make bench-report  measure all that docs/benchmarks.md shows, and write it"
 	@echo "make docs      write the documentation as a site to build/docs"
 	@echo "make clean     remove what these commands made, $(VENV) included"
 
@@ -51,6 +52,10 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.base
 	$(BIN)/tierax bench offline $(ARGS)
+
+# ARGS="--only tiers" for one section, ARGS="--peer llama-server=PYTHON" for another engine beside ours.
+bench-report: $(VENV)/.dev
+	$(BIN)/tierax bench report --out docs/benchmarks.md $(ARGS)
 
 # Reads the sources and installs nothing of tierax. Warnings (a link that leads nowhere) are errors.
 docs: .venv-docs/.ready

@@ -24,7 +24,7 @@ from .cache_overhead import Burst, measure_overhead, overhead_targets
 from .cache_table import measure_table, table_targets
 from .cache_ttft import measure_ttft, ttft_targets
 from .copies import measure_copies
-from .report import number, table, write_json
+from .report import Parser, number, table, write_report
 from .targets import Target, targets_table
 
 OPTIONS: dict[str, type] = {
@@ -105,7 +105,7 @@ def main(argv: list[str] | None = None, clock: Clock = perf_counter) -> int:
         print(verdicts(report))
     else:
         report = measure(maker, shapes, names, disk_parent)
-        write_json(report, args["json"])
+        write_report(report, args["json"])
     different = report.get("answers", {}).get("different", [])
     for one in different:
         print(f"tierax bench cache: error: answers differ: {one}", file=sys.stderr)
@@ -310,7 +310,7 @@ def _say(stage: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tierax bench cache", description=__doc__, allow_abbrev=False)
+    parser = Parser("tierax bench cache", __doc__)
     parser.add_argument("--model", "--model-path", default="demo", metavar="MODEL", help="default: demo")
     parser.add_argument(
         "--quick", action="store_true", help="6 conversations, shorter prompts, fewer repetitions"

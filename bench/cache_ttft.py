@@ -79,6 +79,7 @@ def measure_ttft(
         "ttft_ms": {place: 1e3 * statistics.median(values) for place, values in times.items()},
         "ttft": {
             "tokens": tokens,
+            "all_ms": {place: [1e3 * value for value in values] for place, values in times.items()},
             "page_tokens": page.tokens,
             "recomputed_tokens": recomputed,
             "bytes": copied,

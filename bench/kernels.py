@@ -26,7 +26,7 @@ from ..pallas_kernels.batch import RaggedBatch
 from ..pallas_kernels.kernels import Attend, AttentionShape, Target
 from ..pallas_kernels.pages import PoolShape, gather_layer
 from .bounds import Machine, impossible, measure_machine
-from .report import number, table, write_json
+from .report import Parser, number, table, write_report
 
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "fp8": jnp.uint8}
 
@@ -213,7 +213,7 @@ def measure(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="tierax bench kernels", description=__doc__)
+    parser = Parser("tierax bench kernels", __doc__)
     defaults = [Case(1, 1, 511), Case(1, 1, 2047), Case(16, 1, 2047), Case(1, 512, 2048)]
     parser.add_argument(
         "--cases", type=_case, nargs="+", default=defaults, metavar="ROWSxCONTEXT|TOKENS+PREFIX"
@@ -245,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         results.append(Result(str(case), kv_dtype, bound, times))
 
     if args.json is not None:
-        write_json(
+        write_report(
             {
                 "model": asdict(model),
                 "machine": asdict(machine),

@@ -5,7 +5,6 @@ Every answer that is read to its end is held against the answer to the same requ
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
@@ -17,7 +16,7 @@ from dataclasses import asdict, dataclass
 from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector
 
 from .load_clients import Sample, Server, Tally, Workload, client, conversations, solo_run
-from .report import number, table, write_json
+from .report import Parser, number, table, write_report
 
 MOST_TOLD = 5
 """Problems of one kind that are shown word for word."""
@@ -137,7 +136,7 @@ def bucket_percentile(before: dict[float, float], after: dict[float, float], sha
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="tierax bench load", description=__doc__)
+    parser = Parser("tierax bench load", __doc__)
     parser.add_argument(
         "url", nargs="?", default="http://127.0.0.1:30000", metavar="URL", help="of a running server"
     )
@@ -171,7 +170,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ClientError, OSError, KeyError, ValueError) as error:
         parser.exit(1, f"tierax bench load: {args.url}: {type(error).__name__}: {error}\n")
     if args.json is not None:
-        write_json(asdict(report), args.json)
+        write_report(asdict(report), args.json)
     else:
         print(_table(report))
     for problem in report.problems:

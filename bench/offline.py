@@ -21,7 +21,7 @@ from .engine_speed import EngineSpeed, Series, model_cost
 from .peers import llama_peer, transformers_peer
 from .peers.find import model_file
 from .peers.peer import PeerMissing, PeerTask
-from .report import number, table, write_json
+from .report import Parser, number, table, write_report
 
 PEERS: dict[str, Callable[[PeerTask, str], dict[str, Any]]] = {
     "transformers": transformers_peer.measure,
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None, clock: Clock = perf_counter) -> int:
         for name, reason in report["missing"].items():
             print(f"{name}: {reason}")
     else:
-        write_json(report, args["json"])
+        write_report(report, args["json"])
     for error in report["errors"]:
         print(f"tierax bench offline: error: {error}", file=sys.stderr)
     return 1 if report["errors"] else 0
@@ -298,7 +298,7 @@ def _cores() -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tierax bench offline", description=__doc__, allow_abbrev=False)
+    parser = Parser("tierax bench offline", __doc__)
     parser.add_argument("--model", "--model-path", default="demo", metavar="MODEL", help="default: demo")
     parser.add_argument(
         "--vs",

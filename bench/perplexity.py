@@ -7,7 +7,6 @@ included, from a paged pool of its dtype. Activations are f32 in every row of th
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -32,7 +31,7 @@ from ..pallas_kernels import attention
 from ..pallas_kernels.batch import RaggedBatch
 from ..pallas_kernels.pages import PoolShape
 from .prose import TEXT
-from .report import table, write_json
+from .report import Parser, table, write_report
 
 KV_DTYPES: dict[str, Any] = {"f32": jnp.float32, "bf16": jnp.bfloat16, "fp8": jnp.uint8}
 WEIGHTS = {
@@ -187,7 +186,7 @@ def _step(
 
 
 def main(argv: list[str] | None = None, *, say: Callable[[str], None] = print) -> int:
-    parser = argparse.ArgumentParser(prog="tierax bench perplexity", description=__doc__)
+    parser = Parser("tierax bench perplexity", __doc__)
     parser.add_argument("--model-path", "--model", default="demo", metavar="MODEL")
     parser.add_argument(
         "--text", metavar="FILE", help="another text, UTF-8; the default is a story of our own"
@@ -208,7 +207,7 @@ def main(argv: list[str] | None = None, *, say: Callable[[str], None] = print) -
         parser.exit(1, f"tierax bench perplexity: {error}\n")
     if args.json is not None:
         report = {"model": args.model_path, "tokens": predicted, "rows": [asdict(row) for row in rows]}
-        write_json(report, args.json)
+        write_report(report, args.json)
         return 0
     cells = [
         [

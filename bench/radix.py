@@ -5,7 +5,6 @@ The stream is made of multi-turn conversations that interleave and share system 
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import sys
@@ -15,6 +14,7 @@ from dataclasses import asdict, dataclass
 from time import perf_counter
 
 from ..cache.manager import CacheManager
+from .report import Parser
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def measure(
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="tierax bench radix", description=__doc__)
+    parser = Parser("tierax bench radix", __doc__)
     parser.add_argument("--page-size", type=int, nargs="+", default=[1, 16], metavar="N")
     parser.add_argument("--capacity-tokens", type=int, default=200_000, metavar="N")
     parser.add_argument("--conversations", type=int, default=Workload.conversations, metavar="N")

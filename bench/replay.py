@@ -27,7 +27,7 @@ from ..lab.traces.trace import Trace
 from .bounds import Clock
 from .cache_engine import WAIT, Driver, EngineMaker
 from .cache_table import TIERS, Served
-from .report import number, table, write_json
+from .report import Parser, number, table, write_report
 
 OPTIONS: dict[str, type] = {
     "page_size": int,
@@ -132,7 +132,7 @@ def main(argv: list[str] | None = None, clock: Clock = perf_counter) -> int:
             report = summarize(serve(driver, trace, pace, clock))
             driver.settle()
     if args["json"] is not None:
-        write_json(report, args["json"])
+        write_report(report, args["json"])
     else:
         rows = [[name, number(value)] for name, value in report.items() if isinstance(value, (int, float))]
         print(table([trace.name, ""], rows))
@@ -140,7 +140,7 @@ def main(argv: list[str] | None = None, clock: Clock = perf_counter) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tierax bench replay", description=__doc__, allow_abbrev=False)
+    parser = Parser("tierax bench replay", __doc__)
     parser.add_argument("--trace", type=Path, required=True, metavar="FILE", help="as in tierax lab run")
     parser.add_argument("--model", "--model-path", default="demo", metavar="MODEL", help="default: demo")
     parser.add_argument("--rate", type=float, default=1.0, metavar="X", help="as in tierax lab run")

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
+
+from .runs import machine
+
+
+class Parser(argparse.ArgumentParser):
+    """Of one benchmark; a mistake is one line and exit code 2, without the usage block."""
+
+    def __init__(self, prog: str, description: str | None) -> None:
+        super().__init__(prog=prog, description=description, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 def write_json(report: Any, target: str) -> None:
@@ -16,6 +29,11 @@ def write_json(report: Any, target: str) -> None:
         return
     with open(target, "w", encoding="utf-8") as file:
         file.write(text)
+
+
+def write_report(report: dict[str, Any], target: str) -> None:
+    """A benchmark's figures, and the machine that they are of."""
+    write_json({"machine": machine(), **report}, target)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

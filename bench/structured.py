@@ -21,7 +21,7 @@ from typing import Any
 from ..engine.constraint import Constraint
 from ..engine.llm import LLM
 from ..engine.request import SamplingParams
-from .report import number, table, write_json
+from .report import Parser, number, table, write_report
 from .schema_cases import Case, CasesError, drawn_cases, read_cases
 from .schema_trial import Findings, judge_text, try_schemas
 
@@ -89,7 +89,7 @@ def main(argv: list[str] | None = None, clock: Clock = perf_counter) -> int:
     if args.json is None:
         print(_text(report))
     else:
-        write_json(report, args.json)
+        write_report(report, args.json)
     return 1 if report["schemas"]["problems"] or report["model"]["problems"] else 0
 
 
@@ -292,7 +292,7 @@ def _fail(message: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="tierax bench structured", description=__doc__, allow_abbrev=False)
+    parser = Parser("tierax bench structured", __doc__)
     parser.add_argument("--model", "--model-path", default="demo", metavar="MODEL", help="default: demo")
     parser.add_argument(
         "--schemas", type=Path, metavar="DIR", help="schemas of your own too, .json files below a directory"

@@ -79,6 +79,8 @@ RULES = (
     Rule("bench.bare_step", ("", *_under("bench", "engine", "cache"))),
     Rule("bench.perplexity", ("", *_under("bench", "engine", "models", "pallas_kernels"))),
     Rule("bench.cache_engine", ("", *_under("bench", "engine"), "cache.radix_tree")),
+    # Conversations as the lab draws them.
+    Rule("bench.talks", (*_under("bench", "lab"),)),
     # The real engine on the lab's traces.
     Rule("bench.replay", ("", "engine.request", *_under("bench", "lab"))),
     Rule("bench.schema_trial", ("", *_under("bench"), "engine.constraint")),
@@ -86,7 +88,15 @@ RULES = (
     Rule("bench.peers*", ("", *_under("bench"), "models.source")),
     Rule(
         "bench*",
-        ("", "engine.llm", "engine.request", "engine.config", "lab.prices", *_under("bench", "serving")),
+        (
+            "",
+            "engine.llm",
+            "engine.request",
+            "engine.config",
+            "engine.version",
+            "lab.prices",
+            *_under("bench", "serving"),
+        ),
     ),
     Rule("cli*", ("*",)),
     Rule("launch_server", _under("cli")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 
 from .parts import named_part
 
@@ -15,9 +16,12 @@ BENCHMARKS = {
     "perplexity": "what the dtypes of weights and stored KV cost in quality, on a fixed text",
     "replay": "a trace on the real engine in real time, for comparison with tierax lab run",
     "radix": "host time of the prefix tree and the page allocator",
+    "report": "a page of all that matters, with pictures: the article's table, tiers, sizes, prices, other engines",
     "structured": "constrained answers: whether they fit schemas of every keyword, and what they cost",
 }
 """Name -> summary; each is a module of `tierax.bench` with `main(argv) -> int`."""
+MODULES = {"report": "page"}
+"""Those whose module has another name."""
 
 
 def run(argv: list[str]) -> int:
@@ -25,4 +29,8 @@ def run(argv: list[str]) -> int:
     name = named_part(argv, "tierax bench", "benchmark", BENCHMARKS)
     if name is None:
         return 0 if argv else 2
-    return importlib.import_module(f"..bench.{name}", __package__).main(argv[1:])
+    if not {"-h", "--help"} & set(argv):
+        from ..bench.runs import machine, machine_line
+
+        print(machine_line(machine()), file=sys.stderr, flush=True)
+    return importlib.import_module(f"..bench.{MODULES.get(name, name)}", __package__).main(argv[1:])

