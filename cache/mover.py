@@ -48,8 +48,9 @@ class TierMover:
         read_bytes: int = IN_FLIGHT_BYTES,
         write_bytes: int = IN_FLIGHT_BYTES,
         wake: Callable[[], None] = lambda: None,
+        ordered: Callable[[str, Sequence[int], Sequence[int]], None] = lambda kind, sources, targets: None,
     ) -> None:
-        """`layout` is needed with a store. Raises ValueError when the page sizes of the tiers differ."""
+        """`ordered` is told of every save and load, batch by batch, when the device has been told of it. `layout` is needed with a store. Raises ValueError when the page sizes of the tiers differ."""
         sizes = {"device": device.page_bytes, "host": host.page_bytes}
         if store is not None:
             if layout is None:
@@ -59,6 +60,7 @@ class TierMover:
             raise ValueError(f"the bytes of a page differ between the tiers: {sizes}")
         self.stats = MoverStats()
         self._device = device
+        self._ordered = ordered
         self._record_bytes = 0 if layout is None else layout.record_bytes
         self._clock = clock
         self._page_bytes = host.page_bytes
@@ -76,6 +78,7 @@ class TierMover:
                 job = Job("save", rows, ticket, first, began=self._clock(), waits=1)
                 try:
                     job.source = self._gather(pages)
+                    self._ordered("save", pages, rows)
                 except Exception:
                     logger.exception("pages could not be read from the device")
                     job.outcome = Outcome.IO_ERROR
@@ -254,7 +257,9 @@ class TierMover:
             began = self._clock()
             outcome = Outcome.OK
             try:
-                self._device.scatter(staging, [job.pages[i] for i in good])
+                pages = [job.pages[i] for i in good]
+                self._device.scatter(staging, pages)
+                self._ordered("load", [job.rows[i] for i in good], pages)
             except Exception:
                 logger.exception("pages could not be written to the device")
                 outcome = Outcome.IO_ERROR

@@ -95,6 +95,12 @@ class EngineConfig:
     """Kernels of the step, a name of `ATTENTION_BACKENDS`; auto = the best for platform and model."""
     tp_size: int = 1
     """Devices that the model is split over (tensor parallelism)."""
+    coordinator_address: str | None = None
+    """`host:port` of process 0, where several processes run one model; the port behind it is used as well."""
+    num_processes: int = 1
+    """Processes that run the model together, each with as many of its devices."""
+    process_id: int = 0
+    """Which of them this is; 0 schedules and serves, the others follow it."""
     page_size: int | None = None
     """Tokens per page; None = platform default (16 on CPU)."""
     device_cache_size: int | str = "auto"
@@ -176,8 +182,7 @@ class EngineConfig:
             value = getattr(self, name)
             if value is not None and (not _is_int(value) or value < 1):
                 raise ConfigError(f"{name}: {value!r} must be a whole number of at least 1")
-        if not _is_int(self.tp_size) or self.tp_size < 1:
-            raise ConfigError(f"tp_size: {self.tp_size!r} must be a whole number of at least 1")
+        self._check_processes()
         if not _is_int(self.seed) or not 0 <= self.seed < 2**63:
             raise ConfigError(f"seed: {self.seed!r} must be a whole number from 0 to 2**63 - 1")
         for name in (
@@ -202,6 +207,38 @@ class EngineConfig:
             raise ConfigError(
                 "device_cache_size: the device pool cannot be empty; running requests live in it"
             )
+
+    def _check_processes(self) -> None:
+        for name in ("tp_size", "num_processes"):
+            value = getattr(self, name)
+            if not _is_int(value) or value < 1:
+                raise ConfigError(f"{name}: {value!r} must be a whole number of at least 1")
+        processes = self.num_processes
+        if not _is_int(self.process_id) or not 0 <= self.process_id < processes:
+            raise ConfigError(
+                f"process_id: {self.process_id!r} must be a whole number from 0 to {processes - 1}"
+            )
+        if self.coordinator_address is None:
+            if processes > 1:
+                raise ConfigError("coordinator_address: several processes need host:port of process 0")
+            return
+        self.channel_address  # noqa: B018  (complains of what is no address)
+        if processes > 1 and self.tp_size % processes:
+            raise ConfigError(
+                f"tp_size: {self.tp_size} devices cannot be shared out evenly among {processes} processes"
+            )
+        if processes > 1 and self.host_disk_cache_dir is not None:
+            raise ConfigError(
+                "host_disk_cache_dir: there is no disk cache for several processes yet; leave it away, or use one process"
+            )
+
+    @property
+    def channel_address(self) -> tuple[str, int]:
+        """Host, and the port on which process 0 tells the others what to do: the one behind the coordinator's."""
+        host, _, port = (self.coordinator_address or "").rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65535:
+            raise ConfigError(f"coordinator_address: {self.coordinator_address!r} must be host:port")
+        return host.strip("[]"), int(port) + 1
 
     def _check_eviction_policy(self, name: str) -> None:
         value = getattr(self, name)

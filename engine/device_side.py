@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,7 @@ from .programs import ProgramStore
 from .scheduler import Limits
 from .step import StepFunctions, StepShapes
 from .step_device import StepDevice
+from .version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +44,12 @@ class DeviceSide:
         placement: Placement,
         *,
         progress: bool = False,
-        agree: Callable[[int], int] = lambda pages: pages,
         on_load: Callable[[], None] = lambda: None,
+        agree: Callable[[int, dict[str, Any]], int] = lambda pages, settings: pages,
+        announce: Callable[..., None] = lambda command, *arguments: None,
     ) -> None:
-        """agree: makes of the number of pages that fit here the one that fits everywhere; on_load: called for each compiled
-        program that was found on disk.
+        """on_load: called for each compiled program that was found; agree: makes of the number of pages that fit here the
+        one that fits in every process, all of which must have the same settings; announce: see `StepDevice`.
 
         Raises `ConfigError` or `ModelError` for what cannot be used.
         """
@@ -100,6 +103,7 @@ class DeviceSide:
             num_slots=self.limits.max_num_seqs,
             vocab_size=source.config.vocab_size,
             everywhere=placement.everywhere,
+            announce=announce,
         )
 
     def _select_kernels(self) -> Kernels:
@@ -136,13 +140,13 @@ class DeviceSide:
             return Decoder(self._model, dtype, kernels)
         return ShardedDecoder(shares, dtype, kernels)
 
-    def _make_pool(self, agree: Callable[[int], int]) -> DevicePool:
+    def _make_pool(self, agree: Callable[[int, dict[str, Any]], int]) -> DevicePool:
         model, shares, dtype = self._model, self.placement.shares, jnp.dtype(_POOL_DTYPES[self.kv_dtype])
         share = self.placement.share_of(model)
         one = PoolShape(1, model.num_layers, self._page_size, share.num_kv_heads, model.head_dim)
         one = one._replace(quantized=dtype == jnp.uint8)
         layout = pool_format(self._target, self.placement.single, one.array)
-        pages = agree(self._num_pages(page_bytes_on_device(one, dtype, layout)))
+        pages = agree(self._num_pages(page_bytes_on_device(one, dtype, layout)), self._settings())
         if shares is None:
             return DevicePool(one._replace(pages=pages), dtype, layout=layout)
         order = self.placement.head_order
@@ -151,6 +155,23 @@ class DeviceSide:
         layout = pool_format(self._target, shares.pool_sharding, array)
         whole = one._replace(pages=pages, kv_heads=len(order.heads))
         return SplitDevicePool(whole, dtype, split, layout=layout)
+
+    def _settings(self) -> dict[str, Any]:
+        """All that programs and their order depend on, as it is told to other processes."""
+        return {
+            "model": repr(self._model),
+            "tp_size": self._config.tp_size,
+            "dtype": self.dtype,
+            "activations": self.activations,
+            "kv_cache_dtype": self.kv_dtype,
+            "quantization": self._config.quantization,
+            "page_size": self._page_size,
+            "context_length": self.context_length,
+            "max_num_seqs": self.limits.max_num_seqs,
+            "max_num_batched_tokens": self.limits.max_num_batched_tokens,
+            "platform": f"{self._target.platform} {self._target.generation}".strip(),
+            "version": f"tierax {__version__}, jax {jax.__version__}",
+        }
 
     def _num_pages(self, page_bytes: int) -> int:
         """Pages that fit on each device, of which one takes `page_bytes` there."""

@@ -13,11 +13,12 @@ from ..cache.manager import CacheManager
 from ..models.source import ModelSource, resolve_model
 from .chat_template import ChatTemplate
 from .compile_counter import CompileCounter, use_compile_cache
-from .config import EngineConfig
+from .config import ConfigError, EngineConfig
 from .constraint import Constraint
 from .device_side import DeviceSide
 from .grammar import Compiled, GrammarCompiler
 from .jax_executor import JaxExecutor
+from .leader import Leader, join_processes
 from .loop import EngineLoop
 from .placement import place
 from .prefetch_policy import PrefetchPolicy
@@ -50,6 +51,12 @@ class Engine:
 
         Raises `ConfigError`, `ModelError` or `TokenizerError` for what cannot be used.
         """
+        if config.process_id:
+            raise ConfigError(
+                f"process_id: {config.process_id} only follows process 0; start it with tierax serve"
+            )
+        join_processes(config)
+        self._leader = leader = Leader(config) if config.num_processes > 1 else None
         source = resolve_model(config.model_path)
         self.config = config
         self.clock = clock
@@ -66,9 +73,12 @@ class Engine:
             use_compile_cache(directory)
 
         placement = place(config.tp_size, source.config)
-        self.device = device = DeviceSide(
-            config, source, placement, progress=progress, on_load=self._compiles.on_load
-        )
+        announce: Callable[..., None] = _tell_nobody
+        how: dict[str, Any] = {"progress": progress, "on_load": self._compiles.on_load}
+        if leader is not None:
+            announce = leader.announce
+            how |= {"agree": leader.agree, "announce": announce}
+        self.device = device = DeviceSide(config, source, placement, **how)
         self.dtype, self.activations, self.kv_dtype = device.dtype, device.activations, device.kv_dtype
         self.context_length = device.context_length
         self.weight_bytes = device.weight_bytes
@@ -93,7 +103,9 @@ class Engine:
         )
         self.tiers = None
         if self.cache.host.num_pages:
-            self.tiers = build_tiers(config, self.cache, pool, fields, clock=clock, wrap_store=wrap_store)
+            self.tiers = build_tiers(
+                config, self.cache, pool, fields, clock=clock, wrap_store=wrap_store, announce=announce
+            )
         self.recorder = None
         if config.trace_out is not None:
             self.recorder = TraceRecorder(config.trace_out, page_size, clock)
@@ -246,9 +258,16 @@ class Engine:
         afterwards."""
         if self.tiers is not None:
             self.tiers.close(drain_timeout)
+        if self._leader is not None:
+            self.device.steps.wait()
+            self._leader.close()
         if self.recorder is not None:
             self.recorder.close()
         self._compiles.close()
+
+
+def _tell_nobody(command: str, *arguments: Any) -> None:
+    """What a single process says of its commands."""
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,8 +117,10 @@ def build_tiers(
     *,
     clock: Callable[[], float],
     wrap_store: Callable[[Any], Any] = lambda store: store,
+    announce: Callable[..., None] = lambda command, *arguments: None,
 ) -> Tiers:
     """The tiers below `pool`. `fields` is the cache's identity. `wrap_store` may put something before the page store.
+    `announce` is told of the host pool and of all copies between it and the device.
 
     Raises `ConfigError` when the disk cache cannot be used.
     """
@@ -129,7 +131,12 @@ def build_tiers(
         disk = open_disk(config, layout.record_bytes, fields, cache.tiers.use, clock=clock)
     store = None if disk is None else wrap_store(disk.store)
     index = None if disk is None else disk.index
-    mover = TierMover(pool, host, clock=clock, store=store, layout=layout)
+    announce("host", host.num_rows)
+
+    def ordered(kind: str, sources: Sequence[int], targets: Sequence[int]) -> None:
+        announce(kind, list(sources), list(targets))
+
+    mover = TierMover(pool, host, clock=clock, store=store, layout=layout, ordered=ordered)
     record_bytes = layout.record_bytes if layout is not None else pool.page_bytes
     writer = Writer(
         cache,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -169,3 +170,15 @@ def test_source_tells_a_loader_which_rows_a_device_reads() -> None:
     assert source[: len(source) // 2].tolist() == [h * 16 + i for h in (0, 1, 4, 6) for i in range(16)]
     assert shares.source("down") is None
     assert jnp.asarray(rearranged).shape == whole.shape
+
+
+def test_a_single_row_that_is_missing_is_filled_in() -> None:
+    # 257 rows on 258 places: in order, but one too few.
+    model = TinyModel("llama3")
+    config = dataclasses.replace(model.config, vocab_size=257)
+    shares = Shares(config, AbstractMesh((2,), ("tp",)))  # pyright: ignore[reportArgumentType]
+    source = shares.source("embed")
+    assert source is not None
+    assert source.tolist() == list(range(258))
+    abstract = jax.ShapeDtypeStruct((257, 64), jnp.float32)
+    assert jax.eval_shape(lambda leaf: shares.rearrange("embed", leaf), abstract).shape == (258, 64)

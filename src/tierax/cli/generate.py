@@ -59,6 +59,11 @@ def run(argv: list[str]) -> int:
     # A few prompts need few of the programs that a server prepares for.
     config = engine_config({"skip_warmup": True, **values}, parser)
 
+    if config.process_id:
+        from ..engine.follower import follow
+
+        return follow(config)
+
     from ..engine.llm import LLM
     from ..engine.request import SamplingParams
 

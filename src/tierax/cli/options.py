@@ -131,6 +131,14 @@ ENGINE_OPTIONS = (
         int,
         "N",
     ),
+    Option(
+        "coordinator_address",
+        ("--coordinator-address", "--dist-init-addr"),
+        "where several processes run one model: process 0, whose next port is used too",
+        metavar="HOST:PORT",
+    ),
+    Option("num_processes", ("--num-processes", "--nnodes"), "how many they are", int, "N"),
+    Option("process_id", ("--process-id", "--node-rank"), "which of them this is, from 0", int, "N"),
     Option("page_size", ("--page-size", "--block-size"), "tokens per page", int, "N"),
     Option(
         "device_cache_size",

@@ -31,6 +31,12 @@ def run(argv: list[str]) -> int:
         # At info level jax tells which backends it did not find, ahead of any message of ours.
         logging.getLogger("jax").setLevel(logging.WARNING)
 
+    if config.process_id:
+        logging.basicConfig(level=server.log_level.upper())
+        from ..engine.follower import follow
+
+        return follow(config)
+
     from ..serving.server import run as run_server
 
     return run_server(config, server)
