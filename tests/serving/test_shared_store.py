@@ -218,6 +218,7 @@ def test_two_servers_stay_within_the_size_together(house: House, capsys: pytest.
     favourite = new_prompt(0)
     with house.serve(*flags) as first, house.serve(*flags) as second:
         most, deleted, seed = 0, 0.0, 1
+        both: list[dict[str, float]] = []
         while deleted < pages:
             seed += 1
             assert seed < 200, "nothing is deleted"
