@@ -24,8 +24,8 @@ SILENCE = 15.0
 """Seconds without a word after which the other side is lost."""
 GRACE = 5.0
 """Seconds in which the other side is to close after a last message."""
-LARGEST = 1 << 30
-"""Bytes of a message; a longer one is none of ours."""
+LARGEST = 1 << 28
+"""Bytes of a message; a longer one is none of ours. (Nor are four letters, which say more.)"""
 _LENGTH = struct.Struct("<I")
 _ARRAY = 1
 

@@ -14,6 +14,8 @@ from typing import Any
 
 from helpers.tiny_text_model import write_tiny_text_model
 from tierax import LLM, SamplingParams
+from tierax.engine.config import EngineConfig
+from tierax.engine.follower import follow
 from tierax.models.config import ModelConfig
 from tierax.models.sharding import split_heads
 from tierax.models.source import resolve_model
@@ -47,10 +49,21 @@ class Place:
             write_tiny_text_model(self.model, family)
         self._config = resolve_model(self.model).config
 
-    def engine(self, devices: int, *, pool_pages: int = POOL_PAGES, disk: bool = True) -> LLM:
+    def engine(self, devices: int, **options: Any) -> LLM:
+        return LLM(self.config(devices, **options), use_tqdm=False)
+
+    def config(
+        self,
+        devices: int,
+        *,
+        pool_pages: int = POOL_PAGES,
+        host_pages: int = HOST_PAGES,
+        disk: bool = True,
+        **options: Any,
+    ) -> EngineConfig:
         size = self._page_bytes(devices)
-        return LLM(
-            str(self.model),
+        return EngineConfig(
+            model_path=str(self.model),
             tp_size=devices,
             kv_cache_dtype=self._kv,
             page_size=PAGE,
@@ -58,12 +71,12 @@ class Place:
             max_num_seqs=1,
             max_num_batched_tokens=8,
             device_cache_size=(pool_pages + 1) * size,
-            host_cache_size=HOST_PAGES * _page_bytes(self._config, self._config.num_kv_heads, self._kv),
+            host_cache_size=host_pages * _page_bytes(self._config, self._config.num_kv_heads, self._kv),
             host_disk_cache_dir=str(self._directory / "disk") if disk else None,
             prefetch_policy="wait_complete",
             compile_cache_dir=str(self._directory / "compiled"),
             skip_warmup=True,
-            use_tqdm=False,
+            **options,
         )
 
     def _page_bytes(self, devices: int) -> int:
@@ -126,5 +139,28 @@ def run(case: dict[str, Any]) -> list[dict[str, Any]]:
         return results
 
 
+def take_part(directory: Path, devices: int, process: int, port: int, forever: bool) -> int:
+    """One of two processes that run a model in `directory` together; process 0 prints its answers, or goes on for ever."""
+    config = Place(directory, "llama-bias", "f32").config(
+        devices,
+        host_pages=10 * HOST_PAGES,
+        disk=False,
+        coordinator_address=f"127.0.0.1:{port}",
+        num_processes=2,
+        process_id=process,
+    )
+    if process:
+        return follow(config)
+    with LLM(config, use_tqdm=False) as llm:
+        found = answers(llm, sampled=True)
+        print(json.dumps(found), flush=True)
+        while forever:
+            llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    return 0
+
+
 if __name__ == "__main__":
+    if sys.argv[1] == "--process":
+        place, devices, process, port, forever = sys.argv[2:]
+        sys.exit(take_part(Path(place), int(devices), int(process), int(port), forever == "forever"))
     print(json.dumps([run(case) for case in json.loads(sys.argv[1])]))
