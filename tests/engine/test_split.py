@@ -106,3 +106,26 @@ def test_settings_that_do_not_go_together(settings: dict[str, Any], complaint: s
 def test_the_channel_has_the_port_behind_the_coordinators() -> None:
     config = EngineConfig.create("demo", coordinator_address="[::1]:1234", num_processes=2, tp_size=2)
     assert config.channel_address == ("::1", 1235)
+
+
+@pytest.mark.slow
+def test_the_demo_on_three_devices_says_what_it_says_on_one() -> None:
+    def generate(devices: int) -> str:
+        environment = os.environ | {
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+            "JAX_PLATFORMS": "cpu",
+            "PYTHONPATH": str(TESTS.parent / "src"),
+        }
+        words = ["generate", "demo", "--prompt", "The capital of France is", "--temperature", "0"]
+        words += ["--max-tokens", "12", "--context-length", "512", "--tp-size", str(devices)]
+        done = subprocess.run(
+            [sys.executable, "-m", "tierax", *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            cwd=TESTS,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    assert generate(3) == generate(1) != ""
