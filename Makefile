@@ -46,6 +46,7 @@ test-cpu-kernels: $(VENV)/.dev
 test-tpu-aot test-gpu-aot: test-%-aot: .venv-%-aot/.ready
 	.venv-$*-aot/bin/python -m pytest tests/aot/$* $(ARGS)
 	.venv-$*-aot/bin/python scripts/platforms_table.py
+	.venv-$*-aot/bin/python scripts/slices_table.py
 
 check: $(VENV)/.dev
 	scripts/check

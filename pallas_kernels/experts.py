@@ -79,7 +79,7 @@ def ragged_linear(
     """The grouped product by XLA's own `ragged_dot`, the plainest form; see `kernels.GroupedLinear`.
 
     It serves no backend: those for CPUs and GPUs multiply every row by every expert, and that for TPUs copies the experts
-    twice, out of the stack of layers and into another order (404 MiB beside a step of Qwen3-30B-A3B on four v6e).
+    twice, out of the stack of layers and into another order (404 MB beside a step of Qwen3-30B-A3B on four v6e).
     """
     weight = layer_experts(weight_goi, len(sizes_e), first)
     matrix = dequantize(weight) if isinstance(weight, QuantizedMatrix) else weight

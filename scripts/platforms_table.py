@@ -56,7 +56,8 @@ class Notes:
 
 
 def render(records: Sequence[Record]) -> str:
-    """The page."""
+    """The page. Of whole slices docs/slices.md tells."""
+    records = [record for record in records if record.platform in PLATFORMS]
     steps = [record for record in records if record.phase != "kernels"]
     kernels = [record for record in records if record.phase == "kernels"]
     sections = [INTRODUCTION, *_steps(steps), *_memory(steps), *_kernels(kernels)]

@@ -1,4 +1,4 @@
-"""docs/platforms.md says what the results say, and nothing else."""
+"""docs/platforms.md and docs/slices.md say what the results say, and nothing else."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def table() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("platforms_table", ROOT / "scripts" / "platforms_table.py")
+    return _script("platforms_table")
+
+
+@pytest.fixture(scope="module")
+def slices() -> ModuleType:
+    return _script("slices_table")
+
+
+def _script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -77,3 +86,22 @@ def test_a_rerun_replaces_its_own_cases_only(tmp_path: Path) -> None:
 
 def _heading(page: str, start: str) -> str:
     return next(line for line in page.splitlines() if line.startswith(start))
+
+
+def test_the_page_of_slices_is_what_the_script_makes_of_the_results(slices: ModuleType) -> None:
+    assert slices.PAGE.read_text(encoding="utf-8") == slices.render(read())
+
+
+def test_a_slice_has_a_row_for_each_model_and_what_does_not_fit_is_told(slices: ModuleType) -> None:
+    good = Record(
+        "v6e:2x4", "tpu", "Big", "decode", 8, "bf16", "bf16", 16, "compiled", peak_bytes=2**30, pages=1000
+    )
+    bad = good._replace(phase="mixed", verdict="needs 9 bytes, and the device has 8", peak_bytes=2**31)
+    few = good._replace(dtype="int8-rows")
+    page = slices.render([good, bad, few, _kernels("compiled")])
+    rows = [line for line in page.splitlines() if line.startswith("| Big")]
+    assert len(rows) == 2
+    assert rows[0].startswith("| Big | bf16 | v6e:2x4 | 8 | 0.00 | 1,000 | 16,000 | 2.00 |")
+    assert "compiled (decode); mixed: needs 9 bytes" in rows[0]
+    assert rows[1].startswith("| Big | int8 |")
+    assert "9/3x64" not in page

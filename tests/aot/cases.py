@@ -51,7 +51,17 @@ def shape_id(value: object) -> str:
 def check_step(chip: Chip, step: Step, report: Report) -> Compiled:
     """Compiles a step, tells the outcome, and fails where it is not as it should be."""
     return _check(
-        Record(chip.name, step.backend, step.model, step.phase, step.tp, "bf16", step.kv, step.page_size, ""),
+        Record(
+            chip.name,
+            step.backend,
+            step.model,
+            step.phase,
+            step.tp,
+            step.weights,
+            step.kv,
+            step.page_size,
+            "",
+        ),
         lambda: compile_step(chip, step),
         chip.memory,
         MOST_STEP_TEMP,

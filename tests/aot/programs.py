@@ -20,8 +20,10 @@ from aot.models import LARGE_MODELS, MODELS
 from tierax.engine.platform import PLATFORMS, compiler_options
 from tierax.engine.step import StepFunctions, StepShapes
 from tierax.models.config import ModelConfig
+from tierax.models.quantized import quantize
 from tierax.models.sharding import ShardedDecoder, Shares
 from tierax.models.transformer import Decoder, attention_shape
+from tierax.models.weights.names import is_matrix
 from tierax.pallas_kernels import attention
 from tierax.pallas_kernels.batch import RaggedBatch
 from tierax.pallas_kernels.kernels import AttentionShape, Target
@@ -55,6 +57,8 @@ class Step(NamedTuple):
     backend: str = "auto"
     pool_share: float = SERVING.pool_share
     """Of the memory that weights leave."""
+    weights: str = "bf16"
+    """Or a form of quantised ones, as the loader calls it."""
 
 
 class Compiled(NamedTuple):
@@ -100,7 +104,10 @@ def compile_step(chip: Chip, step: Step) -> Compiled:
     shape = attention_shape(shares.share, step.page_size, "bf16", step.kv)
     kernels = attention.select(chip.target, shape, step.backend)
     decoder = ShardedDecoder(shares, dtype, kernels) if step.tp > 1 else Decoder(config, dtype, kernels)
-    params = _placed(shares, jax.eval_shape(shares.rearranged, _abstract_params(config, dtype)))
+    params = _abstract_params(config, dtype)
+    if step.weights != "bf16":
+        params = _quantized(params, step.weights)
+    params = _placed(shares, jax.eval_shape(shares.rearranged, params))
     weight_bytes = sum(map(_device_bytes, jax.tree.leaves(params)))
     pool = _step_pool(chip, shares, step, int((chip.memory - weight_bytes) * step.pool_share))
 
@@ -213,8 +220,22 @@ def _abstract_params(config: ModelConfig, dtype: jnp.dtype) -> dict[str, Any]:
     return top | {"layers": layers}
 
 
+def _quantized(params: dict[str, Any], kind: str) -> dict[str, Any]:
+    """The same with quantised matrices."""
+    few_bits = partial(jax.eval_shape, partial(quantize, kind=kind))
+
+    def each(leaves: dict[str, Any], stacked: int) -> dict[str, Any]:
+        return {
+            name: few_bits(leaf) if is_matrix(name, leaf.ndim - stacked) else leaf
+            for name, leaf in leaves.items()
+        }
+
+    layers = each(params["layers"], 1)
+    return each({name: leaf for name, leaf in params.items() if name != "layers"}, 0) | {"layers": layers}
+
+
 def _placed(shares: Shares, params: Any) -> Any:
-    def place(leaf: jax.ShapeDtypeStruct, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+    def place(leaf: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=NamedSharding(shares.mesh, spec))
 
     return jax.tree.map(place, params, shares.specs(params))
@@ -246,4 +267,6 @@ def _abstract_pool(
 
 
 def _device_bytes(leaf: Any) -> int:
-    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+    # Two int4 numbers share a byte.
+    bits = 4 if leaf.dtype == jnp.int4 else 8 * leaf.dtype.itemsize
+    return math.prod(leaf.sharding.shard_shape(leaf.shape)) * bits // 8

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.plain_forward import plain_logprobs
 from helpers.tiny_text_model import write_tiny_text_model
-from tierax.bench.perplexity import CHUNK, FORMATS, PAGE_SIZE, Format, main, measure
+from tierax.bench.perplexity import CHUNK, FORMATS, PAGE_SIZE, QUANTIZED, Format, main, measure
 from tierax.engine.engine import load_tokenizer
 from tierax.models.source import resolve_model
 from tierax.models.weights.loader import load_params
@@ -56,7 +56,7 @@ def test_the_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["--model", str(model), "--tokens", "30", "--json", str(report)]) == 0
     found = json.loads(report.read_text())
     assert found["tokens"] == 29
-    assert [(row["weights"], row["kv"]) for row in found["rows"]] == list(FORMATS)
+    assert [(row["weights"], row["kv"]) for row in found["rows"]] == [*FORMATS, *QUANTIZED]
     with pytest.raises(SystemExit, match="1"):
         main(["--model", str(model), "--text", str(tmp_path / "no such file")])
     with pytest.raises(SystemExit, match="1"):

@@ -72,7 +72,7 @@ def test_device_cache_bytes(size: int | str, expected: int) -> None:
         ("dtype", "fp8", "must be auto, f32 or bf16"),
         ("kv_cache_dtype", "fp8_e5m2", "there is no fp8_e5m2 KV; the 8-bit kind is fp8, which is e4m3"),
         ("kv_cache_dtype", "int8", "there is no int8 KV"),
-        ("quantization", "int4", "must be none or int8"),
+        ("quantization", "int2", "must be none, int8, fp8 or int4"),
         ("kv_cache_dtype", "q4", "must be auto, f32, bf16 or fp8"),
         ("page_size", 0, "at least 1"),
         ("page_size", 1.5, "at least 1"),

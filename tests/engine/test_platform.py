@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tierax.engine.platform import device_memory, pool_pages
+from tierax.engine import platform
+from tierax.engine.config import QUANTIZATIONS, ConfigError
+from tierax.engine.platform import device_memory, pool_pages, weight_form
 
 GIB = 1 << 30
 
@@ -27,3 +29,13 @@ def test_a_pool_short_of_room_does_not_follow_every_free_byte(available: float) 
 
 def test_no_room_gives_next_to_nothing() -> None:
     assert pool_pages(3 * GIB, 1000, 1 << 20) == 1
+
+
+def test_quantised_weights_have_the_form_that_suits_a_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert [weight_form(name, "tpu") for name in QUANTIZATIONS] == ["none", "int8-rows", "fp8", "int4"]
+    assert [weight_form(name, "cpu") for name in ("none", "int8")] == ["none", "int8"]
+    for name in ("fp8", "int4"):
+        with pytest.raises(ConfigError, match=f"quantization: {name} is for TPUs and GPUs.*use int8"):
+            weight_form(name, "cpu")
+    monkeypatch.setattr(platform, "find_spec", lambda name: None)
+    assert weight_form("int8", "gpu") == "int8"  # without qwix

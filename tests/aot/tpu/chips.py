@@ -28,7 +28,10 @@ def chip(name: str) -> Chip:
 
 @cache
 def slice_of(topology: str) -> Chip:
-    """All chips of a slice, as `v6e:2x4`."""
-    generation = topology.partition(":")[0]
+    """All chips of a slice, as `v6e:2x4`; `1x1` is the first of several."""
+    generation, _, shape = topology.partition(":")
+    one = chip(generation)
+    if shape == "1x1":
+        return one._replace(name=topology, devices=one.devices[:1])
     devices = get_topology_desc(platform="tpu", topology_name=topology).devices
-    return chip(generation)._replace(name=topology, devices=devices)
+    return one._replace(name=topology, devices=devices)
