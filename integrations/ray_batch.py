@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from typing import Any
@@ -18,6 +19,8 @@ from .spread import WorkerDied
 
 LOCAL = "local"
 """The address that stands for a cluster of this machine alone, made for the run."""
+PATIENCE = 10.0
+"""Seconds in which a cluster must accept a connection."""
 WAIT = 5.0
 """Seconds after which `wait` looks again whether it was interrupted."""
 
@@ -28,6 +31,18 @@ def check_packages() -> None:
         import ray  # noqa: F401
     except ImportError:
         raise ConfigError("ray: this needs Ray: pip install 'tierax[ray]'") from None
+
+
+def check_address(address: str) -> None:
+    """Raises `ConfigError` when nobody listens at `HOST:PORT` or `ray://HOST:PORT`: Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").partition("/")[0].rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigError(f"ray: {address}: nothing that listens there: {reason}") from None
 
 
 class BatchWorker:
@@ -132,6 +147,7 @@ def ray_workers(
     Raises `ConfigError` for a cluster that is not there, or settings that do not fit.
     """
     check_packages()
+    check_address(address)
     import ray
 
     try:

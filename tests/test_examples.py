@@ -7,6 +7,7 @@ import json
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from helpers.fake_engine import FakeEngine, say
 from helpers.live_server import Live
+from helpers.tiered_engine import TieredEngine
 from helpers.tiny_text_model import write_tiny_text_model
 from tierax import set_default_backend
 from tierax.serving.config import ServerConfig
@@ -138,6 +140,28 @@ def test_with_a_model_of_their_own(name: str, expected: str, tmp_path: Path) -> 
     )
     assert done.returncode == 0, done.stderr
     assert re.search(expected, done.stdout, re.DOTALL), done.stdout
+
+
+@pytest.mark.asyncio
+async def test_kv_events(tmp_path: Path) -> None:
+    pytest.importorskip("zmq", reason="pyzmq is not installed")
+    events, missed = f"ipc://{tmp_path}/events", f"ipc://{tmp_path}/missed"
+    config = ServerConfig(kv_events=json.dumps({"endpoint": events, "replay_endpoint": missed}))
+    live = await Live.start(TieredEngine(), config)
+    try:
+        example = await asyncio.create_subprocess_exec(
+            sys.executable, EXAMPLES / "kv_events.py", events, missed, stdout=asyncio.subprocess.PIPE
+        )
+        assert example.stdout is not None
+        assert await asyncio.wait_for(example.stdout.readline(), 60) == b"GPU 0, CPU 0, STORAGE 0\n"
+        await live.complete("A prompt of five pages.", max_tokens=1)
+        async with asyncio.timeout(30):
+            while await example.stdout.readline() != b"GPU 5, CPU 5, STORAGE 5\n":
+                pass
+        example.send_signal(signal.SIGINT)
+        assert await example.wait() == 0
+    finally:
+        await live.stop()
 
 
 def test_each_is_listed_and_tested() -> None:

@@ -68,6 +68,7 @@ def arguments() -> Iterator[Any]:
 def test_every_flag_is_one_of_the_command_line(args: list[str]) -> None:
     engine, server = settings(args)
     assert engine.host_disk_cache_dir is not None
+    assert engine.disk_cache_shared, "several replicas write there"
     assert server.host == "0.0.0.0", "pods are reached from outside"
     assert server.metrics_alias == "vllm", "what the endpoint picker reads"
 

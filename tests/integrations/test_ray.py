@@ -198,9 +198,11 @@ until = time.monotonic() + 200
 while not ready():
     assert time.monotonic() < until
     time.sleep(0.2)
-usage = [json.loads(post(prompt=f"stem {i % 4} " * 40 + str(i), max_tokens=4))["usage"] for i in range(16)]
-# A stem is computed where it is seen first, and found from then on.
-assert [one["prompt_tokens_details"]["cached_tokens"] > 200 for one in usage] == [False] * 4 + [True] * 12, usage
+usage = [json.loads(post(prompt=f"stem {i % 12:02} " * 40 + str(i), max_tokens=4))["usage"] for i in range(24)]
+# A stem is computed where it is seen first, and found from then on; chance would find half of them. (A replica that is slow
+# to say how much it has to do is passed over.)
+found = [one["prompt_tokens_details"]["cached_tokens"] > 200 for one in usage]
+assert not any(found[:12]) and sum(found[12:]) >= 10, usage
 assert post(prompt="a stream", max_tokens=4, stream=True).endswith(b"data: [DONE]\\n\\n")
 try:
     post(prompt="x", max_tokens=-1)

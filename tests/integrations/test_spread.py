@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
 import pytest
 
+from tierax.engine.config import ConfigError
 from tierax.integrations.prefix_order import KEY_BYTES, cut, prefix_key
+from tierax.integrations.ray_batch import check_address
 from tierax.integrations.spread import DEATHS_IN_A_ROW, PIECE, WorkerDied, spread
 from tierax.serving.batch.lines import Line, Problem, Tally, answer_line
 
@@ -150,3 +153,18 @@ def test_cuts_lie_where_neighbours_differ_most() -> None:
     assert [len(run) for run in cut([1, 2], [b"a", b"b"], 5)] == [1, 1]
     same = [b"x"] * 100
     assert [len(run) for run in cut(same, same, 4)] == [25] * 4
+
+
+def test_cluster_that_is_not_there_is_told_at_once() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
+            with pytest.raises(
+                ConfigError, match=f"{address}: nothing that listens there: Connection refused"
+            ):
+                check_address(address)
+        free.listen()
+        check_address(f"127.0.0.1:{port}")
+    check_address("auto")
+    check_address("local")

@@ -209,6 +209,37 @@ def test_publisher_leaves_a_gap_where_its_log_was_full(context: Any, tmp_path: P
     publisher.close()
 
 
+def test_subscriber_that_does_not_read_holds_nobody_up_and_catches_up_by_a_replay(
+    context: Any, tmp_path: Path
+) -> None:
+    endpoint, replay = f"ipc://{tmp_path}/pub", f"ipc://{tmp_path}/replay"
+    pages, size = 4000, 64
+    cache, log = CacheManager(pages, size), PageLog(10**5, told={b""})
+    cache.tiers.listen(log)
+    config = KvEventsConfig(endpoint=endpoint, replay_endpoint=replay, hwm=1)
+    publisher = Publisher(config, log, page_size=size, retell=Future, now=lambda: 3.0)
+    subscriber = Subscriber(context, endpoint)
+    with subscriber.socket:
+        subscriber.hear(200)
+        tokens = array("i", range(pages * size))
+        lease = cache.open(b"", tokens, len(tokens))
+        assert cache.grow(lease, len(tokens))
+        for end in range(size, len(tokens) + 1, size):
+            cache.commit(lease, tokens, end)
+            publisher._publish()
+        assert publisher._sequence == pages, "every message was sent, whoever reads"
+        heard = []
+        while subscriber.socket.poll(200):
+            heard.append(int.from_bytes(subscriber.socket.recv_multipart()[1], "big"))
+        assert len(heard) < pages, "the subscriber was not slow enough to miss anything"
+    publisher.start()
+    mirror = TierMirror()
+    for _, payload in ask_again(context, replay, 0):
+        mirror.take(payload)
+    assert len(mirror.blocks["GPU"]) == pages
+    publisher.close()
+
+
 @pytest.mark.asyncio
 async def test_subscriber_knows_what_a_server_has_and_may_ask_for_what_it_missed(
     serve: Any, context: Any, tmp_path: Path
