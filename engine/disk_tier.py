@@ -59,6 +59,11 @@ def open_disk(
         if config.disk_cache_shared:
             index.take_listing(index.compare(listed), record_bytes, use())
         else:
+            if not store.read_only and Board(store, lease=0, clock=clock).read().notes:
+                logger.warning(
+                    "disk cache %s: other servers share it; without disk_cache_shared this one deletes what they use",
+                    store.url,
+                )
             _delete(store, index.add_listed(listed, record_bytes, use()))
         store.describe(namespace_digest(fields), {**fields, "model_name": config.model_name})
     except StoreError as error:
