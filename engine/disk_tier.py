@@ -43,11 +43,11 @@ def open_disk(
     assert config.host_disk_cache_dir is not None
     started = clock()
     keep_freed_memory()
+    fleet = None
     try:
         store = PageStore(config.host_disk_cache_dir, read_only=config.disk_cache_read_only)
         capacity = None if store.read_only else parse_size(config.disk_cache_size)
         policy = config.make_eviction_policy("disk")
-        fleet = None
         if config.disk_cache_shared:
             index = SharedIndex(capacity, policy)
             if not store.read_only:
@@ -59,9 +59,16 @@ def open_disk(
         if config.disk_cache_shared:
             index.take_listing(index.compare(listed), record_bytes, use())
         else:
+            if not store.read_only and Board(store, lease=0, clock=clock).read().notes:
+                logger.warning(
+                    "disk cache %s: other servers share it; without disk_cache_shared this one deletes what they use",
+                    store.url,
+                )
             _delete(store, index.add_listed(listed, record_bytes, use()))
         store.describe(namespace_digest(fields), {**fields, "model_name": config.model_name})
     except StoreError as error:
+        if fleet is not None:
+            fleet.close()
         raise ConfigError(f"host_disk_cache_dir: {error}") from error
     logger.info(
         "disk cache %s: %d pages, %.2f GB, listed in %.1f s",

@@ -110,8 +110,8 @@ class Fleet:
         """Used here within a lease, the latest last."""
         self._others: dict[bytes, Note] = {}
         """Of the living."""
-        self._needed: frozenset[PageKey] = frozenset()
-        """What is in any of them."""
+        self._anew = False
+        """What their notes say is to be taken in again, all of it."""
         self._heard: dict[bytes, Heard] = {}
         self._claim_heard: Heard | None = None
         self._known = NOBODY, 0
@@ -162,21 +162,23 @@ class Fleet:
                 others[name] = note
         for name in set(self._heard).difference(news.notes):
             del self._heard[name]
+        before = {} if self._anew else self._others
+        self._anew = False
         for name, note in others.items():
-            self._take_over(note, self._others.get(name), use)
+            self._take_over(note, before.get(name), use)
         self._others = others
-        self._needed = frozenset(page for note in others.values() for page in (*note.stored, *note.writing))
         self.stats.replicas = 1 + len(others)
         return tuple(dead)
 
     def _take_over(self, note: Note, before: Note | None, use: Use) -> None:
         """What another has stored can be a hit at once, and what it has begun to use counts as used."""
-        for page in note.stored:
-            self._index.sizes.setdefault(page.namespace, note.record_bytes)
-        unknown = [Stored(page, note.record_bytes) for page in note.stored if page not in self._index]
+        new = note.stored if before is None else note.stored - before.stored
+        keys = sorted(new, key=lambda page: page.depth)
+        for namespace in {page.namespace for page in keys}:
+            self._index.sizes.setdefault(namespace, note.record_bytes)
+        unknown = [Stored(page, note.record_bytes) for page in keys if page not in self._index]
         self._index.add_listed(unknown, use=use)
-        old = frozenset(before.stored) if before is not None else frozenset()
-        self._index.heard([page for page in note.stored if page not in old], use)
+        self._index.heard(keys, use)
 
     def _hear_claim(self, news: News) -> bool:
         """Whether the holder of the claim, if there is one, is alive."""
@@ -191,11 +193,18 @@ class Fleet:
 
     def _obey(self, claim: Claim, now: float) -> None:
         """Does without what another has doomed; what it has doomed no longer is deleted, or spared."""
-        self._index.end_doom(self._index.doomed.difference(claim.doomed))
+        self._end_doom(claim.doomed)
         for page in self._index.doom(claim.doomed, self._recent.__contains__):
             self._recent.pop(page, None)
             self._recent[page] = now
         self._known = claim.holder, claim.round
+
+    def _end_doom(self, doomed: Iterable[PageKey]) -> None:
+        """Only these are doomed any more. What was, and is in a note, is there still: the notes are to be taken in anew."""
+        over = self._index.doomed.difference(doomed)
+        if over:
+            self._index.end_doom(over)
+            self._anew = True
 
     # What this one says.
 
@@ -211,8 +220,8 @@ class Fleet:
 
     def _note(self) -> Note:
         pages = [page for page in self._recent if page in self._index]
-        stored = tuple(page for page in pages if self._index.is_stored(page))
-        writing = tuple(page for page in pages if not self._index.is_stored(page))
+        stored = frozenset(page for page in pages if self._index.is_stored(page))
+        writing = frozenset(pages) - stored
         return Note(self._replica, self._beat, *self._known, self._record_bytes, stored, writing)
 
     # The collector.
@@ -253,7 +262,7 @@ class Fleet:
             self.stats.spared_pages += len(work.doomed) - len(work.deleting)
             work.doomed = ()
             work.round += 1
-        self._index.end_doom(self._index.doomed.difference(work.doomed))
+        self._end_doom(work.doomed)
         work.deleting = None
 
     def _victims(self, use: Use) -> list[PageKey]:
@@ -264,8 +273,14 @@ class Fleet:
             int(GOAL * limit) if full else limit,
             use.now,
             most=MOST_DOOMED,
-            spare=lambda page: page in self._recent or page in self._needed,
+            spare=self._is_needed,
             orphan_age=self._lease,
+        )
+
+    def _is_needed(self, page: PageKey) -> bool:
+        """Whether anybody has used the page within a lease, as far as that is known."""
+        return page in self._recent or any(
+            page in note.stored or page in note.writing for note in self._others.values()
         )
 
     def _all_know(self, round: int) -> bool:
@@ -274,7 +289,8 @@ class Fleet:
     def _unneeded(self, doomed: Iterable[PageKey]) -> tuple[PageKey, ...]:
         """Without what anybody needs, and the heads of that."""
         by_key = {page.key: page for page in doomed}
-        for needed in (*self._needed, *self._recent):
+        others = (page for note in self._others.values() for page in (*note.stored, *note.writing))
+        for needed in (*others, *self._recent):
             page: PageKey | None = by_key.pop(needed.key, None) or by_key.pop(needed.parent, None)
             while page is not None:
                 page = by_key.pop(page.parent, None)

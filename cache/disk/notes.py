@@ -38,9 +38,9 @@ class Note(NamedTuple):
     """Of that claim."""
     record_bytes: int
     """Of each of its pages in the store."""
-    stored: tuple[PageKey, ...]
+    stored: frozenset[PageKey]
     """Of the store, that it has used of late or is using."""
-    writing: tuple[PageKey, ...] = ()
+    writing: frozenset[PageKey] = frozenset()
     """That it is writing."""
 
 
@@ -67,7 +67,9 @@ def parse_note(raw: bytes) -> Note | None:
     (_, replica, beat, collector, round, record_bytes, stored, writing), pages = body
     if stored + writing != len(pages):
         return None
-    return Note(replica, beat, collector, round, record_bytes, pages[:stored], pages[stored:])
+    return Note(
+        replica, beat, collector, round, record_bytes, frozenset(pages[:stored]), frozenset(pages[stored:])
+    )
 
 
 def pack_claim(claim: Claim) -> bytes:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from helpers.fake_executor import Rig
-from helpers.tiered_rig import TieredRig
+from helpers.fake_executor import ManualClock, Rig
+from helpers.tiered_rig import PAGE_BYTES, TieredRig
 from helpers.tiny_text_model import write_tiny_text_model
 from tierax import LLM, SamplingParams
+from tierax.cache.disk.index import DiskIndex
+from tierax.cache.disk.shared_index import SharedIndex
 from tierax.cache.moves import Outcome
+from tierax.cache.policies.policy import Use
+from tierax.engine.config import EngineConfig
+from tierax.engine.disk_tier import DiskTier, open_disk
 from tierax.engine.request import Request
 
 
@@ -123,6 +130,32 @@ def test_aborted_while_it_is_asked() -> None:
     second.questions.answer()
     second.run()
     assert serve(second, prompt(1, 40)).cached_by_tier["disk"] == 36
+
+
+def test_how_a_store_is_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    ticks = itertools.count(1)
+    clock = ManualClock()
+
+    def use() -> Use:
+        return Use(next(ticks), clock())
+
+    def opened(**options: Any) -> DiskTier:
+        config = EngineConfig(model_path="x", host_disk_cache_dir=str(tmp_path), **options)
+        return open_disk(config, PAGE_BYTES, {"model": "x"}, use, clock=clock)
+
+    alone = opened()
+    assert (type(alone.index), alone.fleet) == (DiskIndex, None)
+    shared = opened(disk_cache_shared=True)
+    assert shared.fleet is not None
+    reader = opened(disk_cache_shared=True, disk_cache_read_only=True)
+    assert (type(reader.index), reader.fleet) == (SharedIndex, None)
+    assert "other servers share it" not in caplog.text
+    opened()
+    assert "other servers share it" in caplog.text
+    shared.fleet.close()
+    caplog.clear()
+    opened()
+    assert "other servers share it" not in caplog.text
 
 
 def test_two_engines_on_one_directory(tmp_path: Path) -> None:

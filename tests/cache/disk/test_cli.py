@@ -115,7 +115,7 @@ def test_prune_deletes_what_was_used_longest_ago_tails_first(
 
 def test_what_servers_use_stays(cache: PageStore, capsys: pytest.CaptureFixture[str]) -> None:
     board = Board(cache, lease=10, clock=lambda: 0.0)
-    note = Note(b"12345678", 1, NOBODY, 0, SIZE, tuple(MINE[:4]))
+    note = Note(b"12345678", 1, NOBODY, 0, SIZE, frozenset(MINE[:4]))
     claim = Claim(b"12345678", 1, 1, tuple(THEIRS[2:]))
     board.carry_out(Orders(note, claim, (), ()), board.read().generation)
     place = str(cache.local)

@@ -339,7 +339,7 @@ def test_what_two_listings_lack_is_gone(place: Place) -> None:
 
 
 def test_notes_are_whole_or_nothing() -> None:
-    note = Note(b"12345678", 7, NOBODY, 3, SIZE, tuple(CHAINS[0]), tuple(CHAINS[1][:2]))
+    note = Note(b"12345678", 7, NOBODY, 3, SIZE, frozenset(CHAINS[0]), frozenset(CHAINS[1][:2]))
     claim = Claim(b"87654321", 9, 4, tuple(CHAINS[2]))
     assert parse_note(pack_note(note)) == note
     assert parse_claim(pack_claim(claim)) == claim
