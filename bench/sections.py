@@ -249,6 +249,7 @@ def quick(workload: agents.Workload) -> agents.Workload:
         user_tokens=8,
         answer_tokens=8,
         most_turns=3,
+        mean_turns=2.0,
         device_tokens=512,
         uncached=(0, 4),
     )
