@@ -139,6 +139,8 @@ ALIASES = [
     (["--disk-free-space", "2GiB"], {"disk_free_space": "2GiB"}),
     (["--disk-cache-read-only"], {"disk_cache_read_only": True}),
     (["--disk-cache-refresh", "0"], {"disk_cache_refresh": 0.0}),
+    (["--disk-cache-shared"], {"disk_cache_shared": True}),
+    (["--disk-cache-lease", "5"], {"disk_cache_lease": 5.0}),
     (["--host-eviction-policy", "s3fifo"], {"host_eviction_policy": "s3fifo"}),
     (["--disk-eviction-policy", "ttl=1h"], {"disk_eviction_policy": "ttl=1h"}),
     (["--write-policy", "write_back"], {"write_policy": "write_back"}),
