@@ -9,7 +9,8 @@ from typing import Any
 
 from ..cache.device_pool import DevicePool
 from ..cache.disk.fleet_thread import FleetThread
-from ..cache.disk.index import DiskIndex, Listing
+from ..cache.disk.index import DiskIndex
+from ..cache.disk.page import Listing
 from ..cache.disk.probe import Prober
 from ..cache.disk.record import PageLayout
 from ..cache.disk.relist import Relist

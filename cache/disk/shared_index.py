@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ..page_keys import PageKey
 from ..policies.policy import EvictionPolicy, Use
-from .index import DiskIndex, Listing, Page
+from .index import DiskIndex
 from .names import Stored
+from .page import Listing, Page
 
 
 class SharedIndex(DiskIndex):

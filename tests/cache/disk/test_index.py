@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from helpers.disk_pages import NAMESPACE, OTHER_NAMESPACE, sequence
-from tierax.cache.disk.index import DiskIndex, NamespaceStats
+from tierax.cache.disk.index import DiskIndex
 from tierax.cache.disk.names import Stored
+from tierax.cache.disk.page import NamespaceStats
 from tierax.cache.page_keys import PageKey
 from tierax.cache.policies.lru import LRU
 from tierax.cache.policies.policy import Use
