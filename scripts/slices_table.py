@@ -24,7 +24,7 @@ fits the memory of a chip, and updates its KV pool in place. This page is writte
 
 - **tokens of KV** is what the whole slice keeps on its devices (L1): all chips hold the same tokens, each for its KV heads. A page
   has 16 tokens, and the pool 85 % of what weights leave; host and disk come on top.
-- **weights** in bf16 are what a checkpoint has; the others are `--quantization int8`, `fp8` and `int4` ([models](models.md)).
+- **weights** in bf16 are what a checkpoint has; the others are `--quantization int8` and `fp8` ([models](models.md)).
 - Experts are split whole, each on one chip; the router is on all of them. With more chips than KV heads, several hold the same head:
   Qwen3-30B-A3B has 4, so its KV takes twice the memory on 8 chips.
 """

@@ -167,9 +167,9 @@ def test_int8_matrices_are_made_of_the_f32_ones(family: str, stacked: bool, tmp_
 def test_what_cannot_be_quantized_is_refused(tmp_path: Path) -> None:
     write_tiny_checkpoint(tmp_path, "llama3")
     source = resolve_model(tmp_path)
-    with pytest.raises(ModelError, match="unknown quantization 'int4'; supported: none, int8"):
-        load_params(source, source.config, quantization="int4", stacked=True)
-    with pytest.raises(ModelError, match="cannot be split over devices"):
+    with pytest.raises(ModelError, match="unknown quantization 'int2'; supported: none, int8"):
+        load_params(source, source.config, quantization="int2", stacked=True)
+    with pytest.raises(ModelError, match="cannot have shardings of their own"):
         load_params(source, source.config, quantization="int8", stacked=True, shardings={})
 
 

@@ -22,7 +22,6 @@ CASES = [
 QUANTIZED = [
     ("v5e:1x1", "Qwen3-8B", "int8-rows"),
     ("v5e:1x1", "Qwen3-8B", "fp8"),
-    ("v5e:1x1", "Qwen3-8B", "int4"),
     ("v5e:2x4", "Llama-3.1-70B", "int8-rows"),
     ("v6e:2x2", "Qwen3-30B-A3B", "int8-rows"),
 ]
