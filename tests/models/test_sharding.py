@@ -26,16 +26,18 @@ CASES = (
     f"llama-bias:2:{ALL}:fp8",  # two KV heads each, biases, 8-bit pool, layers in a tuple
     f"llama-linear:3:{ALL}:f32",  # nothing comes out even; tied embeddings
     "mistral-window:4:mlp:f32",  # attention is not split
-    f"mixtral:2:{MIXTURE}:f32",  # two experts each, layers in stacks
-    f"qwen3-moe:3:{ALL}+experts:fp8",  # 8 experts on 3 devices, one layer of a plain MLP, layers in a tuple
-    f"llama3:2:{ALL}:f32:int8-rows",  # scales are split with rows, and not with columns
+    # 8 experts on 3 devices, one layer of a plain MLP; scales are split with rows, and not with columns
+    f"qwen3-moe:3:{ALL}+experts:fp8:int8-rows",
 )
 SLOW = (
     f"llama3:2:{ALL}:f32",  # a KV head each
     f"qwen2-window:4:{ALL}:f32",  # a KV head on two devices each, biases
     f"qwen3:4:{ALL}:f32",  # a single KV head, a pool without a heads axis
     "llama3:2:heads:f32",
+    f"llama3:2:{ALL}:f32:int8-rows",
     f"mixtral:1:{MIXTURE}:f32",
+    f"mixtral:2:{MIXTURE}:f32",  # two experts each, layers in stacks
+    f"qwen3-moe:3:{ALL}+experts:fp8",  # layers in a tuple
     f"mixtral:4:{MIXTURE}:f32",
     f"mixtral:8:{MIXTURE}:f32",  # half of the devices have no expert
     f"qwen3-moe:8:{ALL}+experts:f32",

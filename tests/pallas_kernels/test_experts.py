@@ -40,7 +40,7 @@ def experts(rng: np.random.Generator) -> tuple[jax.Array, jax.Array]:
 
 
 @EACH
-@pytest.mark.parametrize("kind", ["f32", "int8"])
+@pytest.mark.parametrize("kind", ["f32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_each_group_of_rows_meets_its_own_matrix(grouped: GroupedLinear, kind: str) -> None:
     product = jax.jit(grouped)
     for sizes in ((0, 3, 0, 20, 1), (0, 0, 0, 0, 0), (24, 0, 0, 0, 0), (1, 1, 1, 1, 1)):
