@@ -53,6 +53,21 @@ def test_round_trip(origin: Path, converted: Path, dtype: str, stacked: bool) ->
 
 
 @pytest.mark.parametrize("stacked", [True, False])
+def test_experts_in_some_layers(tmp_path: Path, stacked: bool) -> None:
+    origin, destination = tmp_path / "origin", tmp_path / "converted"
+    origin.mkdir()
+    write_tiny_checkpoint(origin, "qwen3-moe")
+    before = resolve_model(origin)
+    assert 0 < len(before.config.dense_layers) < before.config.num_layers, "not a mixed model"
+    convert(before, destination, dtype="f32")
+    after = resolve_model(destination)
+    assert after.config == before.config
+    expected = load_params(before, before.config, stacked=stacked)
+    restored = load_params(after, after.config, stacked=stacked)
+    jax.tree.map(np.testing.assert_array_equal, restored, expected)
+
+
+@pytest.mark.parametrize("stacked", [True, False])
 def test_restores_sharded(converted: Path, stacked: bool) -> None:
     source = resolve_model(converted)
     mesh = jax.make_mesh((1,), ("model",))
