@@ -31,7 +31,6 @@ HOST = re.compile(r"http://(?:localhost|127\.0\.0\.1):30000")
 REFUSED = {"uniqueItems": 400, "ID OF THE FIRST": 404}
 """What a body holds that a page shows to be refused, or that a reader must fill in."""
 NO_PROGRAM = {
-    "--8<-- ": "the text of a file, which test_examples.py runs",
     "@function\ndef tips": "goes on where the page's first block ends; run with it",
 }
 """Python blocks that are not run alone, and why."""
