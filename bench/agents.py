@@ -150,7 +150,12 @@ def make_conversations(workload: Workload, vocab_size: int) -> list[Conversation
 
 
 def turn_counts(workload: Workload, rng: random.Random) -> list[int]:
-    """Turns by conversation, 1 to `most_turns`, with the workload's mean as nearly as whole numbers allow."""
+    """Turns by conversation, 1 to `most_turns`, with the workload's mean as nearly as whole numbers allow.
+
+    Raises ValueError for a mean that no such numbers have.
+    """
+    if not 1 <= workload.mean_turns <= workload.most_turns:
+        raise ValueError(f"a mean of {workload.mean_turns} turns lies outside 1 to {workload.most_turns}")
     counts = [rng.randint(1, workload.most_turns) for _ in range(workload.conversations)]
     wanted = round(workload.mean_turns * workload.conversations)
     while (excess := sum(counts) - wanted) != 0:
