@@ -347,6 +347,7 @@ def test_mistakes_are_one_line(capsys: pytest.CaptureFixture[str], args: list[st
     assert message in line
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_in_a_terminal_ctrl_c_stops_the_answer_only(tmp_path: Path) -> None:
     live = await Live.start(FakeEngine(babble), ServerConfig(), step_seconds=0.02)

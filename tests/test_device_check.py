@@ -36,6 +36,7 @@ def run(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) ->
     return script.main()
 
 
+@pytest.mark.slow
 def test_the_report_on_a_cpu(
     script: ModuleType,
     monkeypatch: pytest.MonkeyPatch,

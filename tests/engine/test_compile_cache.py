@@ -11,7 +11,7 @@ START = """
 import json, sys
 from tierax import LLM
 model, cache, *options = sys.argv[1:]
-llm = LLM(model, compile_cache_dir=cache, max_num_seqs=2, max_num_batched_tokens=16, context_length=64,
+llm = LLM(model, compile_cache_dir=cache, max_num_seqs=2, max_num_batched_tokens=4, context_length=64,
           device_cache_size="4MiB", **dict(option.split("=") for option in options))
 out = llm.generate(["ab"], use_tqdm=False)[0]
 stats = llm.engine.stats

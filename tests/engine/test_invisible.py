@@ -69,6 +69,7 @@ def same_tokens(request: Request, reference: Request, model: TinyModel) -> int:
 # --- random mixes
 
 
+@pytest.mark.slow
 def test_a_mixture_of_experts_answers_the_same_over_three_tiers(tmp_path: Path) -> None:
     """Its tokens are shared out anew in every batch; one layer of the model has a plain MLP."""
     device = TinyDevice(TinyModel("qwen3-moe", stacked=True), 4, tokens_in_pool=256, coarse=True)

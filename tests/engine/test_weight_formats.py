@@ -40,7 +40,7 @@ def _first_logprob(answer: Output) -> float:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [pytest.param("bf16", marks=pytest.mark.slow), "int8"])
 def test_answers_are_close_to_those_of_f32_and_the_cache_changes_none(
     model: Path, name: str, backend: str
 ) -> None:
