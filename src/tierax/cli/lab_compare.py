@@ -131,8 +131,9 @@ def _compare(case: Case, name: str, model: Any, device: Any, steps: Any, path: P
 
     trace = make_workload(Workload(**{**SMALL, **case.workload}), case.name)
     for request in trace.requests:
-        # The model says what it likes: its answers are no part of the next prompt.
-        request.blocks = request.blocks[: -(-request.prompt_tokens // trace.block_tokens)]
+        # The model says what it likes, so nothing is known of the answers: not of their beginnings either, which share a
+        # block with the prompt's end.
+        request.blocks = request.blocks[: request.prompt_tokens // trace.block_tokens]
     write_file(trace, path)
     trace = load_trace(path)
     kv_bytes = model.kv_bytes_per_token(device.kv_itemsize) * PAGE
