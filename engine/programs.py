@@ -102,9 +102,11 @@ class ProgramStore:
             executable, _, out = serialize_executable.serialize(compiled)
             # An example instead of the tree's structure, which cannot be written with types of our own.
             data = pickle.dumps((executable, jax.tree.unflatten(out, range(out.num_leaves))))
-            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-                file.write(data)
-            os.replace(file.name, path)
+            # Renamed when it is whole; of one that is not, nothing stays.
+            with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+                file = Path(directory) / path.name
+                file.write_bytes(data)
+                os.replace(file, path)
         except Exception as error:  # a program that is not kept is compiled again next time
             logger.warning("compiled program %s is not kept: %s", path.name, error)
 

@@ -67,17 +67,11 @@ Update = tuple[str, tuple[Any, ...]]
 """A change of one slot: a name of `UPDATES`, and its arguments behind the state, which are host values."""
 
 
-def prepare_slot(state: SamplerState, request: Request) -> SamplerState:
-    """Sets up `request.slot` at an admission; a request without penalties and biases costs nothing.
-
-    All of `request.tokens` count as history, so no token may be in flight. Raises ValueError as
-    `bias_entries` does, before the state is touched.
-    """
-    return _apply(state, slot_updates(request, state.vocab_size, state.max_bias))
-
-
 def slot_updates(request: Request, vocab_size: int, max_bias: int = MAX_BIAS) -> list[Update]:
-    """What `prepare_slot` does, in order."""
+    """Sets up `request.slot` at an admission, in order; for a request without penalties and biases nothing.
+
+    All of `request.tokens` count as history, so no token may be in flight. Raises ValueError as `bias_entries` does.
+    """
     slot = np.int32(request.slot)
     biases = bias_entries(request, vocab_size, max_bias)
     updates: list[Update] = []
@@ -91,13 +85,8 @@ def slot_updates(request: Request, vocab_size: int, max_bias: int = MAX_BIAS) ->
     return updates
 
 
-def warm_up_state(state: SamplerState) -> SamplerState:
-    """Compiles every update on a slot that does not exist, so that nothing changes."""
-    return _apply(state, warm_up_updates(state.num_slots, state.max_bias))
-
-
 def warm_up_updates(num_slots: int, max_bias: int = MAX_BIAS) -> list[Update]:
-    """What `warm_up_state` does."""
+    """Every update, on a slot that does not exist, so that nothing changes."""
     nowhere = np.int32(num_slots)
     biases = np.zeros(max_bias, np.int32), np.zeros(max_bias, np.float32), np.zeros(max_bias, np.int32)
     return [
@@ -105,12 +94,6 @@ def warm_up_updates(num_slots: int, max_bias: int = MAX_BIAS) -> list[Update]:
         ("set_bias", (nowhere, *biases)),
         *_history(nowhere, np.zeros(1, np.int32), is_output=True),
     ]
-
-
-def _apply(state: SamplerState, updates: list[Update]) -> SamplerState:
-    for name, arguments in updates:
-        state = UPDATES[name](state, *arguments)
-    return state
 
 
 def _history(slot: np.int32, tokens: np.ndarray, is_output: bool) -> Iterator[Update]:

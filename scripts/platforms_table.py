@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from aot.results import Record, read  # noqa: E402
+from aot.generated_page import table, write_or_check  # noqa: E402
+from aot.results import Record  # noqa: E402
 
 PAGE = ROOT / "docs" / "platforms.md"
 PLATFORMS = ("v5e", "v5p", "v6e", "tpu7x", "A100", "H100", "CPU")
@@ -76,7 +76,7 @@ def _steps(records: Sequence[Record]) -> list[str]:
     return [
         "## Whole steps\n",
         "Forward and logits of one step. In brackets: the token buckets, decode = 64 tokens, mixed = 2,048.\n",
-        *_table(["model", "devices", "dtype, KV", *PLATFORMS], rows),
+        *table(["model", "devices", "dtype, KV", *PLATFORMS], rows),
         "",
         *notes.lines(),
     ]
@@ -138,7 +138,7 @@ def _memory(records: Sequence[Record]) -> list[str]:
     return [
         "\n## Memory of whole steps\n",
         "Of one device, as its compiler states it; the pool has 85 % of what the weights leave.\n",
-        *_table(heading, rows),
+        *table(heading, rows),
     ]
 
 
@@ -164,7 +164,7 @@ def _kernels(records: Sequence[Record]) -> list[str]:
     return [
         "\n## Kernels\n",
         "KV write and attention of one layer. Shapes are query heads / KV heads x head_dim.\n",
-        *_table(["shape", "page", "dtype, KV", *columns], rows),
+        *table(["shape", "page", "dtype, KV", *columns], rows),
         "",
         *notes.lines(),
     ]
@@ -174,24 +174,8 @@ def _numbers(shape: str) -> list[int]:
     return [int(number) for number in shape.replace("x", "/").split("/")][::-1]
 
 
-def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(cells) + " |" for cells in (heading, ["---"] * len(heading), *rows)]
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit with 1 if the page is out of date"
-    )
-    arguments = parser.parse_args()
-    page = render(read())
-    if not arguments.check:
-        PAGE.write_text(page, encoding="utf-8")
-        return 0
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == page:
-        return 0
-    print("docs/platforms.md is out of date: run python scripts/platforms_table.py", file=sys.stderr)
-    return 1
+    return write_or_check(PAGE, render, __doc__)
 
 
 if __name__ == "__main__":

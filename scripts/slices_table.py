@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from aot.results import Record, read  # noqa: E402
+from aot.generated_page import table, write_or_check  # noqa: E402
+from aot.results import Record  # noqa: E402
 
 PAGE = ROOT / "docs" / "slices.md"
 
@@ -47,7 +47,7 @@ def render(records: Sequence[Record]) -> str:
         "temporaries, MiB",
         "outcome",
     ]
-    return "\n".join([INTRODUCTION, *_table(heading, rows)]) + "\n"
+    return "\n".join([INTRODUCTION, *table(heading, rows)]) + "\n"
 
 
 def _case(record: Record) -> tuple[str, str, str]:
@@ -75,24 +75,8 @@ def _row(same: Sequence[Record]) -> list[str]:
     ]
 
 
-def _table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return ["| " + " | ".join(cells) + " |" for cells in (heading, ["---"] * len(heading), *rows)]
-
-
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--check", action="store_true", help="write nothing; exit with 1 if the page is out of date"
-    )
-    arguments = parser.parse_args()
-    page = render(read())
-    if not arguments.check:
-        PAGE.write_text(page, encoding="utf-8")
-        return 0
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == page:
-        return 0
-    print("docs/slices.md is out of date: run python scripts/slices_table.py", file=sys.stderr)
-    return 1
+    return write_or_check(PAGE, render, __doc__)
 
 
 if __name__ == "__main__":

@@ -19,14 +19,26 @@ from tierax.engine.sampler import LOGPROB_FLOOR, NUM_TOP, SampleOutput, sample, 
 from tierax.engine.sampler_rows import MASK, bias_entries, pack_rows
 from tierax.engine.sampler_state import (
     HISTORY_CHUNK,
+    UPDATES,
     SamplerState,
+    Update,
     init_state,
-    prepare_slot,
+    slot_updates,
     state_bytes,
-    warm_up_state,
+    warm_up_updates,
 )
 
 SLOTS, VOCAB = 10, 320
+
+
+def update(state: SamplerState, updates: Sequence[Update]) -> SamplerState:
+    for name, arguments in updates:
+        state = UPDATES[name](state, *arguments)
+    return state
+
+
+def prepare_slot(state: SamplerState, request: Request) -> SamplerState:
+    return update(state, slot_updates(request, state.vocab_size, state.max_bias))
 
 
 def run(
@@ -391,7 +403,7 @@ def test_one_compiled_program_per_bucket_serves_every_option() -> None:
     vocab_size = 331
     logits = jnp.array(random_logits(rng, 4, vocab_size))
     with counting_compiles() as compiled:
-        state = warm_up_state(init_state(SLOTS, vocab_size))
+        state = update(init_state(SLOTS, vocab_size), warm_up_updates(SLOTS))
         _, state = sample(logits, pack_rows([], 4, SLOTS), state)
         assert compiled
         compiled.clear()
@@ -445,7 +457,7 @@ def test_every_update_consumes_its_state() -> None:
         old = state
         _, state = sample(logits, rows, state)
         assert all(leaf.is_deleted() for leaf in old)
-        old, state = state, warm_up_state(state)
+        old, state = state, update(state, warm_up_updates(SLOTS))
         assert all(leaf.is_deleted() for leaf in old)
 
 
