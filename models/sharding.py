@@ -208,7 +208,8 @@ class _Share(Decoder):
     """One device's decoder, within `shard_map`."""
 
     def __init__(self, shares: Shares, dtype: jnp.dtype, kernels: Kernels) -> None:
-        super().__init__(shares.share, dtype, kernels)
+        # Products are added up between devices: layers cannot be one call.
+        super().__init__(shares.share, dtype, kernels._replace(layers=None))
         self._rules = shares.rules
 
     def logits(self, params: Params, hidden_sd: jax.Array) -> jax.Array:

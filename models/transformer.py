@@ -21,7 +21,7 @@ from jax import lax
 
 from ..pallas_kernels import experts
 from ..pallas_kernels.batch import RaggedBatch
-from ..pallas_kernels.kernels import AttentionShape, Kernels
+from ..pallas_kernels.kernels import AttentionShape, Kernels, LayerShape
 from ..pallas_kernels.linear import Weight
 from .config import ModelConfig
 from .quantized import take_rows, with_quantized
@@ -188,9 +188,26 @@ class Decoder:
         x = self.embed(params, tokens.ids)
         angles = tokens.positions[:, None].astype(jnp.float32) * self._inv_freq[None]
         rotary = (jnp.cos(angles) * self._rope_scale, jnp.sin(angles) * self._rope_scale)
+        x, pool = self._run_layers(params["layers"], x, pool, rotary, tokens, batch)
+        trunk = nnx.merge(self._trunk_def, _fill(self._trunk_state, params))
+        return trunk(x), pool
+
+    def _run_layers(
+        self,
+        params: Any,
+        x: jax.Array,
+        pool: jax.Array,
+        rotary: tuple[jax.Array, jax.Array],
+        tokens: StepTokens,
+        batch: RaggedBatch,
+    ) -> tuple[jax.Array, jax.Array]:
         config = self.config
-        layers = _Layers(params["layers"], config)
-        windows = jnp.asarray([config.window(i) for i in range(config.num_layers)], jnp.int32)
+        windows = tuple(config.window(layer) for layer in range(config.num_layers))
+        if self._in_one_call(params, len(x)):
+            assert self.kernels.layers is not None
+            shape = LayerShape(config.num_heads, config.head_dim, config.rms_norm_eps, windows)
+            return self.kernels.layers(x, pool, params, shape, rotary, tokens.slots, batch)
+        layers = _Layers(params, config)
 
         def body(carry, xs):
             x, pool = carry
@@ -201,9 +218,14 @@ class Decoder:
             return (x, pool), None
 
         indices = jnp.arange(config.num_layers, dtype=jnp.int32)
-        (x, pool), _ = lax.scan(body, (x, pool), (indices, windows, layers.scanned))
-        trunk = nnx.merge(self._trunk_def, _fill(self._trunk_state, params))
-        return trunk(x), pool
+        xs = (indices, jnp.asarray(windows, jnp.int32), layers.scanned)
+        (x, pool), _ = lax.scan(body, (x, pool), xs)
+        return x, pool
+
+    def _in_one_call(self, params: Any, rows: int) -> bool:
+        """Whether the kernels take all layers at once."""
+        plain = self.config.experts is None and self.dtype == jnp.float32 and isinstance(params, tuple)
+        return plain and self.kernels.layers is not None and self.kernels.layers.serves(rows, params)
 
     def embed(self, params: Params, ids_t: jax.Array) -> jax.Array:
         """Rows of the embedding `[T, D]`."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from .batch import RaggedBatch
 from .linear import Weight
 
 Attend = Callable[..., jax.Array]
@@ -30,6 +31,39 @@ the next `sizes[1]` rows by `weight[first + 1].T`, and so on: so the experts of 
 layer has to be cut out. Rows past the last group are undefined."""
 
 
+class LayerShape(NamedTuple):
+    """Of a model's dense layers, what their parameters do not tell."""
+
+    heads: int
+    head_dim: int
+    eps: float
+    """Of the norms."""
+    windows: tuple[int, ...]
+    """Of each layer, in tokens; 0 = full attention."""
+
+
+class Layers(Protocol):
+    """Runs all of a model's layers at once: what `transformer.Layer` computes, one after the other."""
+
+    def serves(self, rows: int, layers: Sequence[dict[str, Any]]) -> bool:
+        """Whether it takes steps of so many rows with these parameters, `ModelConfig.layer_shapes` of each layer."""
+        ...
+
+    def __call__(
+        self,
+        x_td: jax.Array,
+        pool: jax.Array,
+        layers: Sequence[dict[str, Any]],
+        shape: LayerShape,
+        rotary: tuple[jax.Array, jax.Array],
+        slots_t: jax.Array,
+        batch: RaggedBatch,
+    ) -> tuple[jax.Array, jax.Array]:
+        """x: f32 `[T, D]`; rotary: cos and sin f32 `[T, head_dim / 2]`; slots: i32 `[T]`. Gives x behind the last layer
+        (rows of padding are undefined but finite), and the pool with the KV of all."""
+        ...
+
+
 class Kernels(NamedTuple):
     """The kernels that one step is built with."""
 
@@ -39,6 +73,8 @@ class Kernels(NamedTuple):
     write_kv: WriteKv
     linear: Linear
     grouped_linear: GroupedLinear
+    layers: Layers | None = None
+    """Dense layers in one call, where the backend has that."""
     detail: str = ""
     """What else a user may want to know of them, in a word or two: the instruction set."""
 

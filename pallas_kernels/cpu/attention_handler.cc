@@ -1,9 +1,6 @@
 // `attend` and `write_kv` as XLA calls them.
-#include "attention_tasks.h"
+#include "handlers.h"
 #include "kernels.h"
-#include "xla/ffi/api/ffi.h"
-
-namespace ffi = xla::ffi;
 
 namespace tierax {
 namespace {
@@ -16,39 +13,22 @@ ffi::Error attend(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> q, ffi::AnyBuffe
                   Integers kv_lens, ffi::BufferR2<ffi::S32> page_table, Scalar num_rows, Scalar window, float soft_cap,
                   float scale, ffi::Result<ffi::BufferR3<ffi::F32>> out) {
   Attention args{};
-  switch (kv.element_type()) {
-    case ffi::F32: args.type = KvType::kF32; break;
-    case ffi::BF16: args.type = KvType::kBf16; break;
-    case ffi::U8: args.type = KvType::kE4m3; break;
-    default: return ffi::Error::InvalidArgument("attention: a pool is f32, bf16 or u8");
-  }
-  auto q_dims = q.dimensions(), kv_dims = kv.dimensions();
   args.q = q.typed_data();
   args.out = out->typed_data();
-  args.pool = static_cast<const char*>(kv.untyped_data());
-  args.heads = q_dims[1];
-  args.head_dim = q_dims[2];
-  args.layers = kv_dims[1];
-  args.page_size = kv_dims[2];
-  args.kv_heads = kv_dims.size() == 5 ? kv_dims[3] : 1;
-  args.row_bytes = kv_dims.back() * int64_t(ffi::ByteWidth(kv.element_type()));
+  args.heads = q.dimensions()[1];
+  args.head_dim = q.dimensions()[2];
+  if (ffi::Error error = read_pool(kv, args); error.failure()) return error;
   args.layer = *layer.typed_data();
   args.window = std::max(*window.typed_data(), 0);
   args.soft_cap = soft_cap;
   args.scale = scale;
-  Batch batch{q_starts.typed_data(), kv_lens.typed_data(),       page_table.typed_data(),
-              *num_rows.typed_data(), page_table.dimensions()[1], q_dims[0]};
-  int64_t scales = args.type == KvType::kE4m3 ? 4 : 0;
-  if (args.row_bytes != 2 * args.head_dim * int64_t(ffi::ByteWidth(kv.element_type())) + scales || !args.kv_heads ||
-      args.heads % args.kv_heads)
-    return ffi::Error::InvalidArgument("attention: the heads of q and those of the pool do not match");
   if (args.layer < 0 || args.layer >= args.layers)
     return ffi::Error::InvalidArgument("attention: layer " + std::to_string(args.layer) + " is outside the pool");
-  if (batch.rows < 0 || batch.rows > kv_lens.dimensions()[0] || batch.rows > page_table.dimensions()[0] ||
-      batch.rows >= q_starts.dimensions()[0])
-    return ffi::Error::InvalidArgument("attention: more rows than the batch has room for");
-  std::string wrong = fault(args, batch, kv_dims[0]);
-  if (!wrong.empty()) return ffi::Error::InvalidArgument("attention: " + wrong);
+  Batch batch;
+  const int64_t pages = kv.dimensions()[0], tokens = q.dimensions()[0];
+  if (ffi::Error error = read_batch(args, pages, tokens, q_starts, kv_lens, page_table, num_rows, batch);
+      error.failure())
+    return error;
   run_attention(kernels(), pool, args, batch);
   return ffi::Error::Success();
 }
@@ -66,10 +46,9 @@ ffi::Error write_kv(ffi::AnyBuffer pool, ffi::AnyBuffer rows, Integers slots, Sc
     return ffi::Error::InvalidArgument("write_kv: rows are not as wide as the pool's");
   if (*layer.typed_data() < 0 || *layer.typed_data() >= layers)
     return ffi::Error::InvalidArgument("write_kv: layer " + std::to_string(*layer.typed_data()) + " is outside the pool");
+  if (ffi::Error error = check_slots(slots.typed_data(), tokens, dims[0] * page_size); error.failure()) return error;
   for (int64_t t = 0; t < tokens; ++t) {
     int64_t slot = slots.typed_data()[t];
-    if (slot < 0 || slot >= dims[0] * page_size)
-      return ffi::Error::InvalidArgument("write_kv: slot " + std::to_string(slot) + " is outside the pool");
     int64_t row = (slot / page_size * layers + *layer.typed_data()) * page_size + slot % page_size;
     std::memcpy(static_cast<char*>(out->untyped_data()) + row * row_bytes,
                 static_cast<const char*>(rows.untyped_data()) + t * row_bytes, row_bytes);

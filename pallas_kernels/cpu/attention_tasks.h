@@ -42,6 +42,16 @@ inline std::string fault(const Attention& args, const Batch& batch, int64_t page
 // Of the keys that a task reads at once, so that they and those that follow them fit into a usual L2 cache.
 constexpr int64_t kBlockBytes = 192 * 1024;
 
+// Memory whose rows of vectors do not cross cache lines.
+struct Release {
+  void operator()(float* memory) const { ::operator delete[](memory, std::align_val_t(64)); }
+};
+using Floats = std::unique_ptr<float[], Release>;
+
+inline Floats floats(int64_t count) {
+  return Floats(static_cast<float*>(::operator new[](count * sizeof(float), std::align_val_t(64))));
+}
+
 class AttentionPlan {
  public:
   AttentionPlan(const Attention& args, const Batch& batch, int64_t threads) : args_(args), batch_(batch) {
@@ -97,15 +107,6 @@ class AttentionPlan {
     Joint* joint;
     int64_t partial_offset;
   };
-
-  struct Release {
-    void operator()(float* memory) const { ::operator delete[](memory, std::align_val_t(64)); }
-  };
-  using Floats = std::unique_ptr<float[], Release>;
-
-  static Floats floats(int64_t count) {
-    return Floats(static_cast<float*>(::operator new[](count * sizeof(float), std::align_val_t(64))));
-  }
 
   int64_t count(int64_t row) const { return batch_.q_starts[row + 1] - batch_.q_starts[row]; }
   int64_t position(int64_t row) const { return batch_.kv_lens[row] - count(row); }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..kernels import AttentionShape, Kernels, Target
 from .attention import attend, write_kv
 from .experts import grouped_linear
+from .layers import NativeLayers
 from .library import library
 from .linear import exact_linear, linear
 
@@ -18,5 +19,7 @@ def refuses(target: Target, shape: AttentionShape) -> str | None:
 def kernels(target: Target, shape: AttentionShape) -> Kernels:
     # Where KV is rounded to few bits, a difference in an f32's last bit may become one in a stored value: a prompt whose
     # beginning was cached would be answered a little otherwise than one that was not.
-    product = linear if shape.kv_dtype == "f32" else exact_linear
-    return Kernels("native", attend, write_kv, product, grouped_linear, detail=library().isa)
+    exact = shape.kv_dtype != "f32"
+    product = exact_linear if exact else linear
+    layers = NativeLayers(exact=exact)
+    return Kernels("native", attend, write_kv, product, grouped_linear, layers, detail=library().isa)

@@ -42,7 +42,7 @@ def build(out: Path, flags: Sequence[str] = (), driver: Path | None = None) -> N
     """Compiles everything and links it to `out`; `flags` come last. With a `driver` source `out` is a program of the
     kernels and that, without the parts that talk to XLA. Raises BuildError."""
     compiler = find_compiler()
-    handlers = [] if driver else ["linear_handler.cc", "attention_handler.cc"]
+    handlers = [] if driver else [f"{name}_handler.cc" for name in ("linear", "attention", "layers")]
     units: dict[str, tuple[Path, tuple[str, ...]]] = {
         name: (SOURCES / name, ("-isystem", str(jaxlib_headers()))) for name in handlers
     }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention.h"
+#include "layers.h"
 #include "linear.h"
 
 namespace tierax {
@@ -11,6 +12,10 @@ struct Kernels {
   void (*linear)(const Linear&, int64_t n_begin, int64_t n_end);
   void (*attend)(const Attention&, const AttentionTask&, float* scratch);
   void (*join_attention)(const Attention&, const AttentionTask& first, int64_t segments, float* scratch);
+  void (*add_and_norm)(const Stack&, const float* product, const float* bias, const float* weight, int64_t begin,
+                       int64_t end);
+  void (*place)(const Stack&, const Layer&, int64_t begin, int64_t end);
+  void (*gate)(const Stack&, const Layer&, int64_t begin, int64_t end);
 };
 
 namespace avx512 {

@@ -13,7 +13,7 @@ from .build import LIBRARY
 
 PATH = Path(__file__).with_name(LIBRARY)
 """Where the build of a wheel, and of an editable install, puts it."""
-HANDLERS = ("tierax_linear", "tierax_grouped_linear", "tierax_attend", "tierax_write_kv")
+HANDLERS = ("tierax_linear", "tierax_grouped_linear", "tierax_attend", "tierax_write_kv", "tierax_layers")
 """Symbols of the library, and the names of `jax.ffi.ffi_call`."""
 
 

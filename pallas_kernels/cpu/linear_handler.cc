@@ -2,10 +2,8 @@
 // gives f32 [m, n]. And the same for a matrix per group of rows: sizes s32 [e], w [e, n, k], scales [e, n, ...].
 #include <cstring>
 
+#include "handlers.h"
 #include "linear_tasks.h"
-#include "xla/ffi/api/ffi.h"
-
-namespace ffi = xla::ffi;
 
 namespace tierax {
 namespace {
@@ -19,20 +17,9 @@ ffi::Error read_weights(int64_t matrices, ffi::AnyBuffer w, ffi::RemainingArgs s
     return ffi::Error::InvalidArgument("linear: weights must be [..., n, k] for x [m, k], k at least 1");
   args.n = shape[shape.size() - 2];
   args.w = w.untyped_data();
-  switch (w.element_type()) {
-    case ffi::F32: args.type = WeightType::kF32; return ffi::Error::Success();
-    case ffi::BF16: args.type = WeightType::kBf16; return ffi::Error::Success();
-    case ffi::S8: break;
-    default: return ffi::Error::InvalidArgument("linear: weights are f32, bf16 or int8");
-  }
-  args.type = WeightType::kInt8;
-  auto buffer = scales.get<ffi::AnyBuffer>(0);
-  const int64_t groups = (args.k + kGroup - 1) / kGroup;
-  if (!buffer.has_value() || buffer->element_type() != ffi::F32 ||
-      static_cast<int64_t>(buffer->element_count()) != matrices * args.n * groups)
-    return ffi::Error::InvalidArgument("linear: int8 weights need scales f32 [..., n, ceil(k / group)]");
-  args.scales = buffer->typed_data<float>();
-  return ffi::Error::Success();
+  if (ffi::Error error = read_type(w, args.type); error.failure()) return error;
+  if (args.type != WeightType::kInt8) return ffi::Error::Success();
+  return read_scales(scales.get<ffi::AnyBuffer>(0), matrices * args.n, args.k, args.scales);
 }
 
 ffi::Error call(ffi::ThreadPool pool, Matrix x, ffi::AnyBuffer w, ffi::RemainingArgs scales, ffi::Result<Matrix> y) {
