@@ -88,14 +88,14 @@ class HazardTable:
                     if at + 1 < BINS:
                         self._waiting[at + 1].append(life)
 
-    def index(self, kind: int, age: float) -> int:
+    def index(self, kind: int, age: float, worth: float = 1.0) -> int:
         """The most that keeping it can bring from this age on: pages used again, per page and second kept, in whole
-        `STEP`s of its logarithm, since finer differences are noise.
+        `STEP`s of its logarithm, since finer differences are noise. `worth`: of one page, beside others of its path.
         """
         at = bisect_right(EDGES, age) - 1
         row = self._index[kind]
         share = min((age - EDGES[at]) / WIDTHS[at], 1.0)
-        return int(log(row[at] * (1 - share) + row[min(at + 1, BINS - 1)] * share) / STEP)
+        return int(log(worth * (row[at] * (1 - share) + row[min(at + 1, BINS - 1)] * share)) / STEP)
 
     def _judge(self) -> None:
         back, passed = self._back[: self._kinds], self._passed[: self._kinds]
