@@ -21,7 +21,9 @@ WIDTHS = (*(after - before for before, after in pairwise(EDGES)), EDGES[-1] * (R
 FIRST_GUESS, GUESS_WEIGHT = 0.02, 5.0
 """Share that comes back in a bin, where nothing is known: as heavy a tail as that gives recency its due."""
 GROUP_WEIGHT, KIND_WEIGHT = 10.0, 20.0
-"""Lives that the wider group's rate counts for in a narrower one."""
+"""Lives that the wider group's rate counts for in a narrower one, at least."""
+EVENTS = 1.0
+"""Returns that it counts for, at least: where they are rare, a kind without any has said nothing of its own so far."""
 STEP = 0.3
 LIVES_BETWEEN = 128
 """Lives between two looks at the counts."""
@@ -111,6 +113,7 @@ class HazardTable:
 
 def _rates(back: np.ndarray, passed: np.ndarray, guess: np.ndarray | float, weight: float) -> np.ndarray:
     """Along the last axis, by bin: the share of what gets there that comes back in it."""
+    weight = np.maximum(weight, EVENTS / guess)
     return (back + weight * guess) / (back + passed + weight)
 
 
