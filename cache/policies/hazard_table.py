@@ -113,8 +113,8 @@ class HazardTable:
 
 def _rates(back: np.ndarray, passed: np.ndarray, guess: np.ndarray | float, weight: float) -> np.ndarray:
     """Along the last axis, by bin: the share of what gets there that comes back in it."""
-    weight = np.maximum(weight, EVENTS / guess)
-    return (back + weight * guess) / (back + passed + weight)
+    lives = np.maximum(weight, EVENTS / guess)
+    return (back + lives * guess) / (back + passed + lives)
 
 
 def _indices(rates: np.ndarray) -> np.ndarray:
