@@ -340,6 +340,8 @@ class CacheManager:
 
         The rows count as filled from now on. One that has changed hands meanwhile is given its last contents only.
         """
+        if not self.tiers.saves:
+            return [], []
         saves, self.tiers.saves = self.tiers.saves, []
         page_of = {row: page for save in saves for page, row in zip(save.pages, save.rows, strict=True)}
         return list(page_of.values()), list(page_of)

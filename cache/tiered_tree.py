@@ -187,7 +187,9 @@ class TieredTree:
             node = tier.queue.pop(self.use()).node
             if demote and level == DEVICE and self.demotes(node):
                 self.save(node)
-            pages = tier.cut(node, max(len(tier.run(node).pages) - count, 0))
+            run = tier.run(node)
+            most = tier.policy.at_a_time(run)
+            pages = tier.cut(node, max(run.size - (count if most is None else min(count, most)), 0))
             tier.pool.give_back(pages)
             count -= len(pages)
             self._forget(node)

@@ -113,7 +113,8 @@ class Writer:
                 tiers.unsaved.pop(node, None)
         self.save_evicted()
         if self._index is not None:
-            self._mover.delete(self._index.expire(now))
+            if expired := self._index.expire(now):
+                self._mover.delete(expired)
             self._delete_again(now)
             self._write_noted(now)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ..cache.manager import CacheManager
 from .constraint import ConstraintError
 from .plan import Executor, NoTransfers, Row, Sampled, StepPlan, Transfers
-from .request import Delta, FinishReason, Request, Status, TokenLogprob
+from .request import FINISHED, RUNNING, Delta, FinishReason, Request, TokenLogprob
 from .schedule_policy import SchedulePolicy
 from .scheduler import Limits, Scheduler
 from .stats import EngineStats
@@ -157,7 +157,8 @@ class EngineLoop:
             row.request.reading.add(part)  # pyright: ignore[reportArgumentType]
         for row, token in zip(plan.sampling, collected.sampled, strict=True):
             request = row.request
-            if request.status is not Status.FINISHED and not _known(row):
+            # What lies behind its end is known already where a token was forced, and taken before.
+            if request.status is not FINISHED and row.start + row.count >= len(request.tokens):
                 request.in_flight -= 1
                 self._accept(request, token, now)
         if len(plan.sampling) < len(plan.rows):
@@ -168,7 +169,7 @@ class EngineLoop:
         for row in plan.rows:
             request = row.request
             ends = not row.sample and not request.generates and row.start + row.count == request.num_prompt
-            if ends and request.status is not Status.FINISHED:
+            if ends and request.status is not FINISHED:
                 self._finish(request, "length", Delta(request, [], "", []))
 
     def _choose(self, plan: StepPlan) -> None:
@@ -184,7 +185,7 @@ class EngineLoop:
     def _mask(self, row: Row) -> Mask | None:
         """What the row's token may be; None = anything, also where it is of no interest any more."""
         request, matcher = row.request, row.request.matcher
-        if matcher is None or request.status is Status.FINISHED:
+        if matcher is None or request.status is FINISHED:
             return None
         if matcher.ended:
             self._finish(request, "stop", Delta(request, [], "", []))
@@ -209,19 +210,25 @@ class EngineLoop:
         for token_id in list(forced):
             self.stats.jumped_tokens += 1
             self._accept(request, Sampled(token_id, 0.0), now)
-            if request.status is Status.FINISHED:
+            if request.status is FINISHED:
                 return
 
     def _accept(self, request: Request, sampled: Sampled, now: float) -> None:
         """Adds a token to its request, and ends the request if the token says so."""
-        token_id, params = sampled.token_id, request.params
-        request.tokens.append(token_id)
+        token_id, params, tokens = sampled.token_id, request.params, request.tokens
+        tokens.append(token_id)
         self.stats.generated_tokens += 1
         if request.first_token is None:
             request.first_token = now
+        ended = token_id in request.stop_ids and request.num_output > params.min_tokens
+        heard = request.on_delta is not None or request.text is not None or request.matcher is not None
+        if not heard and not ended and len(tokens) < request.max_total:
+            # Nobody listens, and nothing is looked for in its text.
+            if request.status is RUNNING:
+                self.scheduler.commit(request)
+            return
         delta = Delta(request, [token_id], "", [])
         reason: FinishReason | None = None
-        ended = token_id in request.stop_ids and request.num_output > params.min_tokens
         # The end token is no part of the answer: it has neither text nor log-probs. But those who score a prompt count
         # on one entry for each token.
         if params.logprobs is not None and not (ended and request.reading is None):
@@ -236,12 +243,12 @@ class EngineLoop:
                 delta.text, stopped = request.text.append(token_id)
             if stopped or (request.matcher is not None and request.matcher.ended):
                 reason = "stop"
-            elif len(request.tokens) >= request.max_total:
+            elif len(tokens) >= request.max_total:
                 reason = "length"
         if reason is not None:
             self._finish(request, reason, delta)
             return
-        if request.status is Status.RUNNING:
+        if request.status is RUNNING:
             self.scheduler.commit(request)
         _emit(delta)
 
@@ -288,16 +295,11 @@ class EngineLoop:
             self._end(request, "error", Delta(request, [], "", [], error=message))
 
     def _update_gauges(self) -> None:
-        stats, cache = self.stats, self._cache
+        stats, cache, device = self.stats, self._cache, self._cache.device
         stats.waiting, stats.running = len(self.scheduler.waiting), len(self.scheduler.running)
-        stats.pages_total, stats.pages_free = cache.num_pages, cache.free
-        stats.pages_evictable, stats.pages_in_use = cache.evictable, cache.in_use
+        stats.pages_total, stats.pages_free = cache.num_pages, device.free
+        stats.pages_evictable, stats.pages_in_use = device.evictable, device.in_use
         stats.evicted_pages = cache.stats.evicted_pages
-
-
-def _known(row: Row) -> bool:
-    """The token that the row sampled was forced, and taken before."""
-    return row.start + row.count < len(row.request.tokens)
 
 
 def _emit(delta: Delta) -> None:

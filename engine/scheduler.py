@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from ..cache.manager import CacheManager, Lease
 from .plan import Row, StepPlan, Transfers
 from .reading import claim, unclaim
-from .request import Request, Status
+from .request import RUNNING, Request, Status
 from .schedule_policy import MAX_WAIT, SchedulePolicy, urgency
 from .stats import EngineStats
 
@@ -79,54 +79,63 @@ class Scheduler:
         self._now = now
         self._short_of_pages = False
         self._weigh()
-        budget = self.limits.max_num_batched_tokens
-        decodes = self._plan_decodes(budget - self._prefill_share(budget))
-        chunks = self._plan_prompts(budget - len(decodes))
-        # A later row may have taken the pages of an earlier decode's request. (Never of a chunk's, whose pages are in
-        # the tree by now: chunks are planned in the order in which requests are last to give way.)
-        rows = [row for row in (*chunks, *decodes) if row.request.status is Status.RUNNING]
+        budget, retractions = self.limits.max_num_batched_tokens, self._stats.retractions
+        ready, prefilling = self._ready()
+        decodes = self._plan_decodes(ready, budget - self._prefill_share(budget, prefilling))
+        chunks = self._plan_prompts(prefilling, budget - len(decodes))
+        if self._stats.retractions != retractions:
+            # A later row may have taken the pages of an earlier decode's request. (Never of a chunk's, whose pages are in
+            # the tree by now: chunks are planned in the order in which requests are last to give way.)
+            chunks = [row for row in chunks if row.request.status is RUNNING]
+            decodes = [row for row in decodes if row.request.status is RUNNING]
+        rows = chunks + decodes
         if not rows:
             return None
-        rows = [row if row.request.reading is None else _with_reading(row) for row in rows]
-        for row in rows:
-            row.request.num_computed = row.start + row.count
-            row.request.in_flight += row.sample
-        return StepPlan(
-            self._step,
-            chunks=tuple([row for row in rows if row.count > 1]),
-            decodes=tuple([row for row in rows if row.count == 1]),
-        )
+        for at, row in enumerate(rows):
+            request = row.request
+            if request.reading is not None:
+                rows[at] = _with_reading(row)
+            request.num_computed = row.start + row.count
+            request.in_flight += row.sample
+        chunked = [row for row in rows[: len(chunks)] if row.count > 1]
+        single = [row for row in rows[: len(chunks)] if row.count == 1]
+        return StepPlan(self._step, tuple(chunked), tuple(single + rows[len(chunks) :]))
 
-    def _prefill_share(self, budget: int) -> int:
+    def _prefill_share(self, budget: int, prefilling: Sequence[Request]) -> int:
         """Tokens that decodes must leave over, so that both kinds advance however small the budget is."""
-        if (self.waiting and self._slots) or self._prefilling():
+        if (self.waiting and self._slots) or prefilling:
             return max(budget // 4, self._step % 2)
         return 0
 
-    def _prefilling(self) -> list[Request]:
-        """Those that run and have more than one position to compute; looked for in every step, so without properties."""
-        return [r for r in self.running if len(r.tokens) + r.in_flight - r.num_computed > 1]
+    def _ready(self) -> tuple[list[Request], list[Request]]:
+        """Those that run and have one position to compute, and those that have more. (All of them are asked in every step:
+        no properties here.)"""
+        ready: list[Request] = []
+        prefilling: list[Request] = []
+        for request in self.running:
+            length = len(request.tokens) + request.in_flight
+            left = length - request.num_computed
+            if left > 1:
+                prefilling.append(request)
+            elif left == 1 and (length < request.max_total or not request.generates):
+                ready.append(request)
+        return ready, prefilling
 
-    def _plan_decodes(self, quota: int) -> list[Row]:
-        ready = [
-            r
-            for r in self.running
-            if (length := len(r.tokens) + r.in_flight) - r.num_computed == 1
-            and (length < r.max_total or not r.generates)
-        ]
+    def _plan_decodes(self, ready: list[Request], quota: int) -> list[Row]:
         if len(ready) > quota:
             # Those that have waited longest; then in order of age again, which is the order of retraction.
             ready = sorted(ready, key=lambda r: self._last_decoded.get(r.id, 0))[:quota]
             ready.sort(key=self.running.index)
         rows, page_size = [], self.cache.page_size
         for request in ready:
-            if request.status is not Status.RUNNING:
-                continue
+            lease = request.lease
+            if lease is None:
+                continue  # it has just been retracted
             at = request.num_computed
             # Mostly there is room on the last page.
-            if at < len(_lease(request).pages) * page_size or self._grow(request, at + 1):
+            if at < len(lease.pages) * page_size or self._grow(request, at + 1):
                 self._last_decoded[request.id] = self._step
-                rows.append(Row(request, at, 1, sample=request.generates))
+                rows.append(Row(request, at, 1, request.max_total > request.num_prompt))
         return rows
 
     def _weigh(self) -> None:
@@ -138,10 +147,12 @@ class Scheduler:
     def _urgency(self, request: Request) -> float:
         return 0 if self._equals else urgency(request, self._now, self._max_wait)
 
-    def _plan_prompts(self, budget: int) -> list[Row]:
+    def _plan_prompts(self, prefilling: Sequence[Request], budget: int) -> list[Row]:
         """Chunks of prompts: urgency by urgency those of running requests, then those of waiting ones."""
-        running, waiting = self._by_urgency(self._prefilling()), self._by_urgency(self.waiting)
         rows: list[Row] = []
+        if not prefilling and not self.waiting:
+            return rows
+        running, waiting = self._by_urgency(prefilling), self._by_urgency(self.waiting)
         admitting = not self._short_of_pages
         for level in sorted(running.keys() | waiting.keys()):
             rows += self._plan_prefills(running.get(level, []), budget - _tokens(rows))
@@ -356,8 +367,11 @@ class Scheduler:
 
     def commit(self, request: Request) -> None:
         """Shares the whole pages of what is computed and known, prompt and output alike."""
-        lease, known = _lease(request), min(request.num_computed, len(request.tokens))
-        if known // self.cache.page_size > lease.num_shared:
+        lease, known, length = request.lease, request.num_computed, len(request.tokens)
+        assert lease is not None
+        if known > length:
+            known = length
+        if known >= (lease.num_shared + 1) * self.cache.page_size:
             self.cache.commit(lease, request.tokens, known)
 
     def lose_device(self) -> list[Request]:

@@ -16,22 +16,31 @@ from .policy import Evictable, EvictionPolicy, Use
 
 TURNS, SIZES, PAUSES = 5, 4, 3
 KINDS = TURNS * SIZES * PAUSES
-"""Of requests; one more lane is for heads that many share."""
+"""Of requests; two more lanes are for heads that many share, and for loose ends."""
+HEADS, ENDS = KINDS, KINDS + 1
 SHORT_PAUSE, LONG_PAUSE = 8.0, 45.0
 """Seconds since the request before in the same conversation."""
 SHARED = 3
 """Continuations that make an item a shared head, which is judged by itself."""
 MOST_GHOSTS = 200_000
 """Names of pages that have gone and may yet come back."""
+LOOSE = 0.5
+"""A path's last page that comes back so much more seldom than its others is a loose end: what follows mostly replaces it."""
+END_WEIGHT, END_MEMORY = 10.0, 0.999
+"""Returns that stand for no difference at first; weight of a return after the next one."""
 
 
 class _Path:
     """What one request used: its items come back together or not at all, so they are one life."""
 
-    __slots__ = ("fresh", "kind", "left", "pages", "pause", "tick", "time", "turn")
+    __slots__ = ("end", "fresh", "kind", "left", "loose", "pages", "pause", "tick", "time", "turn")
 
-    def __init__(self, use: Use, kind: int | None = None) -> None:
+    def __init__(self, use: Use, kind: int | None = None, *, loose: bool = False) -> None:
         self.tick, self.time = use
+        self.end = 0
+        """Depth of its last page."""
+        self.loose = loose
+        """Its last page goes by itself."""
         self.pages = 0
         self.left = 0
         """Pages not used since: a later request may share only a part."""
@@ -65,7 +74,7 @@ class Hazard(EvictionPolicy):
     Until it has seen enough, it goes by what it knows from other traces (`hazard=cold`: by nothing).
     """
 
-    lanes = KINDS + 1
+    lanes = KINDS + 2
 
     def __init__(self, *, cold: bool = False) -> None:
         # Here, so that whoever only names policies does without NumPy.
@@ -75,8 +84,10 @@ class Hazard(EvictionPolicy):
         if not cold:
             self._table.load_prior()
         self._path: _Path | None = None
-        self._ghosts: OrderedDict[Hashable, tuple[_Path, int]] = OrderedDict()
-        """Page -> its path, and for how many pages up to the next name it stands."""
+        self._ghosts: OrderedDict[Hashable, tuple[_Path, int, bool]] = OrderedDict()
+        """Page -> its path, for how many pages up to the next name it stands, and whether it was the path's last."""
+        self._ends_back, self._pages_back = END_WEIGHT, END_WEIGHT
+        """Returns of last pages, and of an average page of the same paths."""
 
     @classmethod
     def from_option(cls, option: str | None) -> Self:
@@ -92,6 +103,7 @@ class Hazard(EvictionPolicy):
         rank = self._first_use(item, path, use) if rank is None else self._use_again(item, rank, path, use)
         rank.path.pages += item.size
         rank.path.left += item.size
+        rank.path.end = item.end
         path.turn = rank.turn
         item.rank = rank
 
@@ -99,7 +111,7 @@ class Hazard(EvictionPolicy):
         return item.rank.tick
 
     def lane(self, item: Evictable) -> int:
-        return self._kind(item.rank.path)
+        return ENDS if _has_loose_end(item) else self._kind(item.rank.path)
 
     def choose(self, firsts: Sequence[Evictable | None], pages: Sequence[int], use: Use) -> int:
         index = self._table.index
@@ -107,7 +119,11 @@ class Hazard(EvictionPolicy):
         for lane, item in enumerate(firsts):
             if item is not None:
                 rank = item.rank
-                value = (index(lane, use.now - rank.path.time), rank.tick)
+                age = use.now - rank.path.time
+                if lane == ENDS:
+                    value = (index(self._kind(rank.path), age, self._worth_of_ends), rank.tick)
+                else:
+                    value = (index(lane, age), rank.tick)
                 if value < least:
                     least, chosen = value, lane
         return chosen
@@ -118,16 +134,25 @@ class Hazard(EvictionPolicy):
         if path.left:
             names = item.identities
             end, step = len(names), 1
-            while end > 0:
+            first = end - 1 if _has_loose_end(item) else 0
+            while end > first:
                 at = max(end - step, 0)
-                self._ghosts[names[at]] = path, end - at
+                self._ghosts[names[at]] = path, end - at, end == len(names) and item.end == path.end
                 end, step = at, 2 * step
             while len(self._ghosts) > MOST_GHOSTS:
                 self._ghosts.popitem(last=False)
         return False
 
+    def at_a_time(self, item: Evictable) -> int | None:
+        return 1 if _has_loose_end(item) else None
+
+    @property
+    def _worth_of_ends(self) -> float:
+        """How often last pages come back, where others come back once."""
+        return self._ends_back / self._pages_back
+
     def _begin(self, use: Use, kind: int | None = None) -> _Path:
-        path = _Path(use, kind)
+        path = _Path(use, kind, loose=kind is None and self._worth_of_ends < LOOSE)
         self._table.advance(use.now, self._kind)
         self._table.add(path)
         return path
@@ -143,26 +168,31 @@ class Hazard(EvictionPolicy):
         for at, name in enumerate(item.identities):
             ghost = self._ghosts.pop(name, None)
             if ghost is not None:
-                gone, pages = ghost
-                self._came_back(gone, pages, use)
+                gone, pages, last = ghost
+                self._came_back(gone, pages, use, last=last)
                 turn, fresh = max(turn, gone.turn + 1), item.size - 1 - at
                 path.pause = use.now - gone.time
         path.fresh += fresh
         return _Rank(path, use.tick, use.tick, turn, 0)
 
     def _use_again(self, item: Evictable, rank: _Rank, path: _Path, use: Use) -> _Rank:
-        self._came_back(rank.path, item.size, use)
+        self._came_back(rank.path, item.size, use, last=item.end == rank.path.end)
         if rank.branches >= SHARED:
-            path = self._begin(use, KINDS)
+            path = self._begin(use, HEADS)
         else:
             path.pause = use.now - rank.path.time
         return rank._replace(path=path, tick=use.tick)
 
-    def _came_back(self, path: _Path, pages: int, use: Use) -> None:
+    def _came_back(self, path: _Path, pages: int, use: Use, *, last: bool) -> None:
         pages = min(pages, path.left)
         if pages:
             path.left -= pages
-            self._table.event(self._kind(path), use.now - path.time, pages / path.pages)
+            share = pages / path.pages
+            self._table.event(self._kind(path), use.now - path.time, share)
+            if path.pages > 1 and path.kind != HEADS:
+                fades = END_MEMORY**share
+                self._ends_back = self._ends_back * fades + last
+                self._pages_back = self._pages_back * fades + share
 
     def _kind(self, path: _Path) -> int:
         if path.kind is None:
@@ -171,3 +201,8 @@ class Hazard(EvictionPolicy):
             pause = 0 if path.pause is None else bisect_right((SHORT_PAUSE, LONG_PAUSE), path.pause)
             path.kind = (turn * SIZES + size) * PAUSES + pause
         return path.kind
+
+
+def _has_loose_end(item: Evictable) -> bool:
+    path: _Path = item.rank.path
+    return path.loose and item.end == path.end

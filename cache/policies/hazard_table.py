@@ -21,7 +21,9 @@ WIDTHS = (*(after - before for before, after in pairwise(EDGES)), EDGES[-1] * (R
 FIRST_GUESS, GUESS_WEIGHT = 0.02, 5.0
 """Share that comes back in a bin, where nothing is known: as heavy a tail as that gives recency its due."""
 GROUP_WEIGHT, KIND_WEIGHT = 10.0, 20.0
-"""Lives that the wider group's rate counts for in a narrower one."""
+"""Lives that the wider group's rate counts for in a narrower one, at least."""
+EVENTS = 1.0
+"""Returns that it counts for, at least: where they are rare, a kind without any has said nothing of its own so far."""
 STEP = 0.3
 LIVES_BETWEEN = 128
 """Lives between two looks at the counts."""
@@ -88,14 +90,14 @@ class HazardTable:
                     if at + 1 < BINS:
                         self._waiting[at + 1].append(life)
 
-    def index(self, kind: int, age: float) -> int:
+    def index(self, kind: int, age: float, worth: float = 1.0) -> int:
         """The most that keeping it can bring from this age on: pages used again, per page and second kept, in whole
-        `STEP`s of its logarithm, since finer differences are noise.
+        `STEP`s of its logarithm, since finer differences are noise. `worth`: of one page, beside others of its path.
         """
         at = bisect_right(EDGES, age) - 1
         row = self._index[kind]
         share = min((age - EDGES[at]) / WIDTHS[at], 1.0)
-        return int(log(row[at] * (1 - share) + row[min(at + 1, BINS - 1)] * share) / STEP)
+        return int(log(worth * (row[at] * (1 - share) + row[min(at + 1, BINS - 1)] * share)) / STEP)
 
     def _judge(self) -> None:
         back, passed = self._back[: self._kinds], self._passed[: self._kinds]
@@ -111,7 +113,8 @@ class HazardTable:
 
 def _rates(back: np.ndarray, passed: np.ndarray, guess: np.ndarray | float, weight: float) -> np.ndarray:
     """Along the last axis, by bin: the share of what gets there that comes back in it."""
-    return (back + weight * guess) / (back + passed + weight)
+    lives = np.maximum(weight, EVENTS / guess)
+    return (back + lives * guess) / (back + passed + lives)
 
 
 def _indices(rates: np.ndarray) -> np.ndarray:

@@ -103,6 +103,12 @@ class EvictionPolicy(ABC):
         """
         return False
 
+    def at_a_time(self, item: Evictable) -> int | None:
+        """How many pages may leave at the tail of the item that goes next, before the policy is asked again; None: as many
+        as are needed. What is left of it waits again, with a new `lane` and `priority`.
+        """
+        return None
+
     def evicted(self, item: Evictable) -> None:
         """The item leaves the tier as a whole; it still has its pages, depth and identity."""
         return
