@@ -9,7 +9,7 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -97,8 +97,8 @@ def main(argv: list[str] | None = None, clock: Clock = perf_counter) -> int:
     )
 
     report = measure(args["model"], options, shapes, clock, _say)
-    peers: dict[str, str] = dict.fromkeys(args["vs"], args["peer_python"])
-    report["peers"], report["missing"] = measure_peers(report, peers)
+    vs, python = dict.fromkeys(args["vs"]), args["peer_python"]
+    report["peers"], report["missing"] = measure_peers(report, [(name, python) for name in vs])
     if args["json"] is None:
         print(table(*_rows(report)))
         for name, reason in report["missing"].items():
@@ -219,11 +219,13 @@ def _figures(series: Series) -> dict[str, float]:
     return {"tok_s": series.median, "tok_s_min": series.low, "tok_s_max": series.high}
 
 
-def measure_peers(report: dict[str, Any], peers: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Figures by name, and why those that are missing are; `peers` says which interpreter has each."""
+def measure_peers(
+    report: dict[str, Any], peers: Iterable[tuple[str, str]]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Figures by name, and why those that are missing are; `peers` names each with an interpreter that has it."""
     found: dict[str, Any] = {}
     missing: dict[str, str] = {}
-    for name, python in peers.items():
+    for name, python in peers:
         task = PeerTask(
             model=str(model_file(report["model"]["path"])),
             decode=[(row["batch"], row["context"]) for row in report["decode"]],

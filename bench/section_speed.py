@@ -20,7 +20,7 @@ def _measure(plan: Plan, _: Mapping[str, Any]) -> dict[str, Any]:
         print(f"measuring: {stage}", file=sys.stderr, flush=True)
 
     found = offline.measure(plan.maker.model, dict(plan.limits), plan.shapes, plan.maker.clock, say)
-    peers = {SAME[name]: python for name, python in plan.peers.items() if name in SAME}
+    peers = [(SAME[name], python) for name, python in plan.peers.items() if name in SAME]
     found["peers"], found["missing"] = offline.measure_peers(found, peers)
     # The page says of every section in the same way what it ran on.
     found["bounds"] = found.pop("machine")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from typing import TYPE_CHECKING
 
-from .options import Parser
+from .option import Parser
 
 if TYPE_CHECKING:
     from ..pallas_kernels.kernels import AttentionShape, Target
