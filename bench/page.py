@@ -29,6 +29,7 @@ from .sections import ARTICLE, QUICK_TALKS, SECTIONS, SIZES, quick
 
 BEGIN, END = "<!-- figures of docs/benchmarks.md -->", "<!-- end of figures -->"
 """Marks in a README around the summary."""
+NOT_YET = "Not measured yet: `make bench-report` writes the figures here."
 WHOLE = Workload()
 """As in `tierax bench cache`."""
 QUICK_SHAPES = Shapes(
@@ -84,8 +85,8 @@ def write_page(figures: dict[str, Any], out: Path) -> str:
         if (out.parent / "log.md").is_file()
         else "Written by `tierax bench report` from runs on one machine.",
     ]
-    if any(not figures[name]["quick"] for name in figures):
-        parts += ["## In short", summary(figures)]
+    if (brief := summary(figures)) != NOT_YET:
+        parts += ["## In short", brief]
     for name, section in SECTIONS.items():
         if name in figures:
             found = figures[name]
@@ -107,7 +108,7 @@ def summary(figures: dict[str, Any]) -> str:
         if name in figures and not figures[name]["quick"]
         for row in section.brief(figures[name])
     ]
-    return markdown(["what", "found"], rows)
+    return markdown(["what", "found"], rows) if rows else NOT_YET
 
 
 def _write(figures: dict[str, Any], out: Path, readme: Path | None) -> None:

@@ -44,7 +44,7 @@ class _Row:
 
 
 def device_tokens(talks: Workload) -> int:
-    """A device cache of 1.2 times what runs at once."""
+    """A device cache of 1.2 times what runs at once, for a tokenizer that has the words whole."""
     longest = talks.system_words + talks.first_words
     longest += round(talks.turns) * (talks.user_words + talks.answer_tokens)
     return round(1.2 * talks.running * longest)
@@ -70,7 +70,7 @@ def _measure(plan: Plan, _: Mapping[str, Any]) -> dict[str, Any]:
                     row.kind, plan.maker.model, row.python, plan.talks.running, row.flags, kv_bytes
                 ) as server:
                     servers[row.label] = measure_online(
-                        Server(server.url, server.model), "conversations", plan.talks, plan.runs
+                        Server(server.url, server.model), "multiturn", plan.talks, plan.runs
                     )
             except (PeerMissing, ServerError, ClientError, OSError) as error:
                 missing[row.label] = str(error) or type(error).__name__
