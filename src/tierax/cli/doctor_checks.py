@@ -115,7 +115,7 @@ def check_programs(directory: Path | None) -> Finding:
     if directory is None:
         return Finding(title, "nowhere (--compile-cache-dir none): every start compiles")
     parent = next(folder for folder in (directory, *directory.parents) if folder.exists())
-    if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
+    if _writable(parent):
         kept = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
         return Finding(
             title, f"{directory}: {kept / MB:,.0f} MB" + ("" if kept else ", the first start compiles")
@@ -159,6 +159,15 @@ def check_port(port: int = PORT) -> Finding:
             advice = f"something listens there already: stop it, or serve on another port (--port {port + 1})"
             return Finding("port", f"{port}: {error.strerror}", advice)
     return Finding("port", f"{port} is free")
+
+
+def _writable(directory: Path) -> bool:
+    """Tried, since permissions do not tell all: not of a superuser, nor of special file systems."""
+    try:
+        with tempfile.TemporaryDirectory(dir=directory):
+            return True
+    except OSError:
+        return False
 
 
 def _probe(directory: Path, clock: Callable[[], float]) -> tuple[float, float]:
