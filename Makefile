@@ -56,7 +56,7 @@ bench: $(VENV)/.base
 
 # ARGS="--only tiers" for one section, ARGS="--peer llama-server=PYTHON" for another engine beside ours.
 bench-report: $(VENV)/.dev
-	$(BIN)/tierax bench report --out docs/benchmarks.md $(ARGS)
+	$(BIN)/tierax bench report --out docs/benchmarks.md --readme README.md $(ARGS)
 
 # Reads the sources and installs nothing of tierax. Warnings (a link that leads nowhere) are errors.
 docs: .venv-docs/.ready

@@ -6,7 +6,7 @@ from array import array
 from types import TracebackType
 from typing import Self
 
-from ..cache.manager import Lease
+from ..cache.leases import Lease
 from ..engine.engine import Engine
 from ..engine.plan import Row, StepPlan
 from ..engine.request import Request, SamplingParams

@@ -9,7 +9,7 @@ import argparse
 import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from time import perf_counter
@@ -97,7 +97,8 @@ def main(argv: list[str] | None = None, clock: Clock = perf_counter) -> int:
     )
 
     report = measure(args["model"], options, shapes, clock, _say)
-    report["peers"], report["missing"] = _measure_peers(report, args["vs"], args["peer_python"])
+    vs, python = dict.fromkeys(args["vs"]), args["peer_python"]
+    report["peers"], report["missing"] = measure_peers(report, [(name, python) for name in vs])
     if args["json"] is None:
         print(table(*_rows(report)))
         for name, reason in report["missing"].items():
@@ -218,13 +219,13 @@ def _figures(series: Series) -> dict[str, float]:
     return {"tok_s": series.median, "tok_s_min": series.low, "tok_s_max": series.high}
 
 
-def _measure_peers(
-    report: dict[str, Any], names: Sequence[str], python: str
+def measure_peers(
+    report: dict[str, Any], peers: Iterable[tuple[str, str]]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Each peer's figures by name, and why those that are missing are."""
+    """Figures by name, and why those that are missing are; `peers` names each with an interpreter that has it."""
     found: dict[str, Any] = {}
     missing: dict[str, str] = {}
-    for name in dict.fromkeys(names):
+    for name, python in peers:
         task = PeerTask(
             model=str(model_file(report["model"]["path"])),
             decode=[(row["batch"], row["context"]) for row in report["decode"]],

@@ -185,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
         "--scale", type=_at_least_0(float), default=1.0, metavar="X", help="multiply the workload's lengths"
     )
     parser.add_argument(
-        "--runs", type=_runs, default=1, metavar="N", help="medians of so many, each with a seed of its own"
+        "--runs", type=runs_of, default=1, metavar="N", help="medians of so many, each with a seed of its own"
     )
     parser.add_argument(
         "--vs",
@@ -215,7 +215,8 @@ def _workload(text: str) -> str:
     return text
 
 
-def _runs(text: str) -> int:
+def runs_of(text: str) -> int:
+    """For argparse: how often to measure."""
     if not text.isdecimal() or not 0 < int(text) < 1000:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
     return int(text)

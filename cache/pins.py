@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 
-from .manager import CacheManager, Hold
+from .leases import Hold
+from .manager import CacheManager
 from .page_keys import KEY_BYTES
 
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from .disk.index import DiskIndex
-from .manager import CacheManager, Hold
+from .leases import Hold
+from .manager import CacheManager
 from .moves import Move, Mover, Outcome
 from .page_keys import PageKey
 from .radix_tree import HOST, Node

@@ -21,9 +21,9 @@ from ..pallas_kernels.kernels import Kernels
 from ..pallas_kernels.pages import PoolShape, page_bytes_on_device, pool_format
 from .config import ConfigError, EngineConfig
 from .placement import Placement
+from .plan import Limits
 from .platform import PLATFORMS, compiler_options, device_memory, device_target, pool_pages, weight_form
 from .programs import ProgramStore
-from .scheduler import Limits
 from .step import StepFunctions, StepShapes
 from .step_device import StepDevice
 from .version import __version__

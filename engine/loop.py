@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from ..cache.manager import CacheManager
 from .constraint import ConstraintError
-from .plan import Executor, NoTransfers, Row, Sampled, StepPlan, Transfers
+from .plan import Executor, Limits, NoTransfers, Row, Sampled, StepPlan, Transfers
 from .request import FINISHED, RUNNING, Delta, FinishReason, Request, TokenLogprob
 from .schedule_policy import SchedulePolicy
-from .scheduler import Limits, Scheduler
+from .scheduler import Scheduler
 from .stats import EngineStats
 
 if TYPE_CHECKING:

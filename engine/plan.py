@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from .reading import ReadPart
+from .reading import ReadPart, claim
 from .request import Request
 
 if TYPE_CHECKING:
@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Mask = NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one step."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
 
 
 @dataclass(slots=True)
@@ -30,6 +38,16 @@ class Row:
     count: int
     sample: bool
     read: range = range(0)
+
+    def with_reading(self) -> Row:
+        """The same, with what the request's reading wants of it."""
+        assert self.request.reading is not None
+        return replace(self, read=claim(self.request.reading, self.start, self.start + self.count))
+
+
+def tokens_of(rows: Iterable[Row]) -> int:
+    """That are computed in these rows together."""
+    return sum(row.count for row in rows)
 
 
 @dataclass(frozen=True, slots=True)

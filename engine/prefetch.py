@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 
 from ..cache.disk.index import DiskIndex
 from ..cache.disk.probe import Prober
-from ..cache.manager import CacheManager, Hold, Lease
+from ..cache.leases import Hold, Lease
+from ..cache.manager import CacheManager
 from ..cache.moves import Move, Mover, Outcome
 from ..cache.page_keys import PageKey
 from ..cache.rates import LoadOrRecompute

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from ..cache.manager import Lease
+from ..cache.leases import Lease
 from .prefetch_policy import PrefetchPolicy
 
 if TYPE_CHECKING:
@@ -210,3 +210,14 @@ class Request:
     def length(self) -> int:
         """Known tokens plus those still in flight."""
         return len(self.tokens) + self.in_flight
+
+    @property
+    def remaining(self) -> int:
+        """Positions to compute before the next token can be sampled, that token's own input included."""
+        return self.length - self.num_computed
+
+
+def held_lease(request: Request) -> Lease:
+    """What a running request, or one that is being loaded, holds of the device."""
+    assert request.lease is not None, "the request is not running"
+    return request.lease

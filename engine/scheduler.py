@@ -15,25 +15,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
 
-from ..cache.manager import CacheManager, Lease
-from .plan import Row, StepPlan, Transfers
-from .reading import claim, unclaim
-from .request import RUNNING, Request, Status
+from ..cache.manager import CacheManager
+from .plan import Limits, Row, StepPlan, Transfers, tokens_of
+from .reading import unclaim
+from .request import RUNNING, Request, Status, held_lease
 from .schedule_policy import MAX_WAIT, SchedulePolicy, urgency
 from .stats import EngineStats
 
 LOOK_AHEAD = 2
 """Requests at the head of the queue that are loaded while there is no slot for them yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of one step."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
 
 
 class Scheduler:
@@ -94,7 +85,7 @@ class Scheduler:
         for at, row in enumerate(rows):
             request = row.request
             if request.reading is not None:
-                rows[at] = _with_reading(row)
+                rows[at] = row.with_reading()
             request.num_computed = row.start + row.count
             request.in_flight += row.sample
         chunked = [row for row in rows[: len(chunks)] if row.count > 1]
@@ -155,9 +146,9 @@ class Scheduler:
         running, waiting = self._by_urgency(prefilling), self._by_urgency(self.waiting)
         admitting = not self._short_of_pages
         for level in sorted(running.keys() | waiting.keys()):
-            rows += self._plan_prefills(running.get(level, []), budget - _tokens(rows))
+            rows += self._plan_prefills(running.get(level, []), budget - tokens_of(rows))
             if level in waiting and admitting:
-                more, admitting = self._admit(waiting[level], budget - _tokens(rows))
+                more, admitting = self._admit(waiting[level], budget - tokens_of(rows))
                 rows += more
         return rows
 
@@ -183,7 +174,7 @@ class Scheduler:
 
     def _plan_chunk(self, request: Request, budget: int) -> Row | None:
         """The next chunk of a prompt: after what others have computed of it meanwhile, as much as the budget allows."""
-        lease = _lease(request)
+        lease = held_lease(request)
         shared = self.cache.extend(lease, request.tokens, request.reusable)
         if shared > request.num_computed:
             # Forced tokens of an answer are computed in chunks too, but a hit is of the prompt.
@@ -191,7 +182,7 @@ class Scheduler:
             self._count_hit(request, max(hit, 0))
             request.num_computed = shared
         start = request.num_computed
-        count = min(_remaining(request), budget)
+        count = min(request.remaining, budget)
         if not self._grow(request, start + count):
             return None
         # What is to be read is shared only once all of it is computed: the tree may hold these pages already, and none of
@@ -253,7 +244,7 @@ class Scheduler:
         lease = self.cache.open(request.namespace, request.tokens, request.reusable)
         needed = self._pages(len(request.tokens) + 1) - len(lease.pages)
         yielding = self._less_urgent(request)
-        held = sum(len(_lease(r).pages) for r in yielding)
+        held = sum(len(held_lease(r).pages) for r in yielding)
         others = [r for r in (*self.running, *self.loading) if r not in yielding]
         if others and needed + self._promised(others) > self.cache.available() + held:
             self.cache.release(lease)
@@ -272,7 +263,7 @@ class Scheduler:
 
     def _promised(self, requests: Iterable[Request]) -> int:
         """Pages that these will still need for what is known of them."""
-        return sum(self._pages(r.length + 1) - len(_lease(r).pages) for r in requests)
+        return sum(self._pages(r.length + 1) - len(held_lease(r).pages) for r in requests)
 
     def _give_way(self, request: Request) -> None:
         if request.status is Status.RUNNING:
@@ -293,7 +284,7 @@ class Scheduler:
         return False
 
     def _start(self, request: Request) -> None:
-        lease = _lease(request)
+        lease = held_lease(request)
         self.waiting.remove(request)
         request.waited += self._now - request.waiting_since
         self._transfers.end(request)
@@ -318,7 +309,7 @@ class Scheduler:
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
         """Pages for `num_tokens` tokens, at the cost of the last of the running; False if it was itself the last."""
-        while not self.cache.grow(_lease(request), num_tokens):
+        while not self.cache.grow(held_lease(request), num_tokens):
             if self.loading:
                 self._unload(self.loading[-1])
                 continue
@@ -333,7 +324,7 @@ class Scheduler:
         """Takes a waiting request's pages away again."""
         self.loading.remove(request)
         self._transfers.unload(request)
-        self.cache.release(_lease(request))
+        self.cache.release(held_lease(request))
         request.lease = None
 
     def _retract(self, request: Request) -> None:
@@ -362,7 +353,7 @@ class Scheduler:
         self._slots.append(request.slot)
         request.slot = -1
         self.commit(request)
-        self.cache.release(_lease(request))
+        self.cache.release(held_lease(request))
         request.lease = None
 
     def commit(self, request: Request) -> None:
@@ -394,7 +385,7 @@ class Scheduler:
     def check(self) -> None:
         """Asserts the invariants of scheduler and cache together; for tests, between steps."""
         running: Iterable[Request] = self.running
-        self.cache.check([_lease(r) for r in (*running, *self.loading)])
+        self.cache.check([held_lease(r) for r in (*running, *self.loading)])
         slots = [r.slot for r in self.running]
         assert sorted(slots + self._slots) == list(range(self.limits.max_num_seqs)), "slots do not add up"
         urgencies = [self._urgency(r) for r in self.running]
@@ -403,7 +394,7 @@ class Scheduler:
             assert r.status is Status.RUNNING
             assert 0 <= r.num_computed < r.length + (not r.generates), "positions out of order"
             assert r.length <= r.max_total, "more tokens than there is room for"
-            assert len(_lease(r).pages) * self.cache.page_size >= r.num_computed, "KV without a page"
+            assert len(held_lease(r).pages) * self.cache.page_size >= r.num_computed, "KV without a page"
         for r in self.waiting:
             assert r.status is Status.WAITING
             assert r.slot == -1, "a waiting request has a slot"
@@ -416,22 +407,3 @@ class Scheduler:
 
     def _pages(self, num_tokens: int) -> int:
         return -(-num_tokens // self.cache.page_size)
-
-
-def _remaining(request: Request) -> int:
-    """Positions to compute before the next token can be sampled, that token's own input included."""
-    return request.length - request.num_computed
-
-
-def _with_reading(row: Row) -> Row:
-    assert row.request.reading is not None
-    return replace(row, read=claim(row.request.reading, row.start, row.start + row.count))
-
-
-def _tokens(rows: Iterable[Row]) -> int:
-    return sum(row.count for row in rows)
-
-
-def _lease(request: Request) -> Lease:
-    assert request.lease is not None, "the request is not running"
-    return request.lease

@@ -14,11 +14,11 @@ from ..cache.manager import CacheManager
 from ..cache.policies.registry import load_policy
 from ..cache.writer import Writer
 from ..engine.loop import EngineLoop
+from ..engine.plan import Limits
 from ..engine.prefetch import Prefetcher
 from ..engine.prefetch_policy import PrefetchPolicy
 from ..engine.request import Request, SamplingParams
 from ..engine.schedule_policy import SCHEDULE_POLICIES
-from ..engine.scheduler import Limits
 from ..engine.tier_transfers import TierTransfers
 from .arrivals import Arrivals, Pace
 from .clock import SimClock

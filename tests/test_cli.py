@@ -15,7 +15,9 @@ import pytest
 
 from tierax import SamplingParams, __version__
 from tierax.cli.main import COMMANDS, main
-from tierax.cli.options import ENGINE_OPTIONS, SERVER_OPTIONS, TIER_OPTIONS
+from tierax.cli.options import ENGINE_OPTIONS
+from tierax.cli.options_of_server import SERVER_OPTIONS
+from tierax.cli.options_of_tiers import TIER_OPTIONS
 from tierax.engine.config import ConfigError, EngineConfig
 from tierax.engine.constraint import Constraint, ConstraintError
 from tierax.engine.validate import ParameterError

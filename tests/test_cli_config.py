@@ -12,7 +12,10 @@ import pytest
 
 from tierax import __version__
 from tierax.cli.main import main
-from tierax.cli.options import ENGINE_OPTIONS, NAME_OPTION, SECRETS, SERVER_OPTIONS, TIER_OPTIONS, Option
+from tierax.cli.option import Option
+from tierax.cli.options import ENGINE_OPTIONS, NAME_OPTION
+from tierax.cli.options_of_server import SECRETS, SERVER_OPTIONS
+from tierax.cli.options_of_tiers import TIER_OPTIONS
 from tierax.engine.config import EngineConfig
 from tierax.serving.config import ServerConfig
 

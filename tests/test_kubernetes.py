@@ -11,15 +11,9 @@ import yaml
 
 from helpers.fake_engine import FakeEngine, FakeEngineThread
 from tierax.cli.config_file import add_config_option, parse
-from tierax.cli.options import (
-    NAME_OPTION,
-    SERVER_OPTIONS,
-    Parser,
-    add_engine_options,
-    add_options,
-    engine_config,
-    server_config,
-)
+from tierax.cli.option import Parser, add_options
+from tierax.cli.options import NAME_OPTION, add_engine_options, engine_config
+from tierax.cli.options_of_server import SERVER_OPTIONS, server_config
 from tierax.engine.config import EngineConfig
 from tierax.serving.app import make_app
 from tierax.serving.config import ServerConfig

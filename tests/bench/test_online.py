@@ -128,13 +128,15 @@ HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 async def test_peers_beside_each_other(
     live: Live, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def broken(*_: object) -> list[str]:
-        return [sys.executable, "-c", "import sys; sys.exit('no such model')"]
+    def broken(_: servers.Task) -> servers.Start:
+        return servers.Start([sys.executable, "-c", "import sys; sys.exit('no such model')"])
+
+    def working(task: servers.Task) -> servers.Start:
+        return servers.Start([task.python, "-c", PEER, str(task.port)])
 
     monkeypatch.setattr("tierax.bench.peers.servers.model_file", lambda model: tmp_path / model)
-    peers = {"llama-server": lambda model, python, port, running: [python, "-c", PEER, str(port)]}
-    for name, command in (peers | {"transformers": broken}).items():
-        monkeypatch.setitem(servers.PEERS, name, command)
+    monkeypatch.setitem(servers.PEERS, "llama-server", working)
+    monkeypatch.setitem(servers.PEERS, "transformers", broken)
     sizes = "--conversations 2 --turns 2 --system-words 10 --first-words 3 --user-words 3 --answer-tokens 4 --runs 2"
     command = ["--base-url", live.url, "--api-key", "secret", *sizes.split()]
     command += ["--vs", "llama-server", "--vs", "transformers", "--plot", str(tmp_path / "first.svg")]

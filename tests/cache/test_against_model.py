@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tierax.cache.manager import CacheManager, Lease
+from tierax.cache.leases import Lease
+from tierax.cache.manager import CacheManager
 from tierax.cache.radix_tree import DEVICE, Node
 
 Prefix = tuple[bytes, tuple[int, ...]]

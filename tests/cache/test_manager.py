@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from tierax.cache.manager import CacheManager, Lease
+from tierax.cache.leases import Lease
+from tierax.cache.manager import CacheManager
 from tierax.cache.policies.registry import Use
 from tierax.cache.radix_tree import DEVICE
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from helpers.tier_mirror import TierMirror, blocks_in, walk
-from tierax.cache.manager import WRITE_POLICIES, CacheManager, Hold, Lease
+from tierax.cache.leases import Hold, Lease
+from tierax.cache.manager import WRITE_POLICIES, CacheManager
 from tierax.cache.page_events import PageLog
 from tierax.cache.policies.registry import POLICIES, load_policy
 from tierax.cache.radix_tree import DEVICE, HOST

@@ -163,7 +163,9 @@ def test_flags_that_the_text_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_migration_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tierax.cli.options import ENGINE_OPTIONS, NAME_OPTION, SERVER_OPTIONS, TIER_OPTIONS
+    from tierax.cli.options import ENGINE_OPTIONS, NAME_OPTION
+    from tierax.cli.options_of_server import SERVER_OPTIONS
+    from tierax.cli.options_of_tiers import TIER_OPTIONS
 
     serve_only = {
         flag

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import xml.dom.minidom
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 
 import tierax
 from helpers.doc_blocks import ROOT, pages
+from tierax.bench.page import BEGIN, END, NOT_YET, summary, write_page
 
 DOCS = ROOT / "docs"
 
@@ -55,6 +57,22 @@ def test_the_site_has_every_page() -> None:
     assert site["theme"]["font"] is False
     readme = (ROOT / "README.md").read_text()
     assert {name for name in files(site["nav"]) if f"docs/{name}" not in readme} == set()
+
+
+def test_figures_of_the_readme_are_those_of_the_page(tmp_path: Path) -> None:
+    page, figures = DOCS / "benchmarks.md", json.loads((DOCS / "benchmarks.json").read_text())
+    (tmp_path / "log.md").touch()
+    assert write_page(figures, tmp_path / page.name) == page.read_text()
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", page.read_text())
+    assert pictures
+    assert all((DOCS / picture).is_file() for picture in pictures)
+    readme = (ROOT / "README.md").read_text()
+    _, brief, rest = re.split(f"{re.escape(BEGIN)}\n|\n{re.escape(END)}", readme)
+    assert brief == summary(figures)
+    assert brief in page.read_text() or brief == NOT_YET
+    # Beside the table the section has no figures.
+    section = re.sub(r"\[[^]]*\]\([^)]*\)", "", rest.partition("\n## ")[0])
+    assert not re.search(r"\d", section)
 
 
 def test_the_reference_has_every_public_name() -> None:

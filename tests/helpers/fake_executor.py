@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from tierax.cache.manager import CacheManager
 from tierax.engine.constraint import Matcher
 from tierax.engine.loop import EngineLoop
-from tierax.engine.plan import Collected, NoTransfers, Row, Sampled, StepPlan, Transfers
+from tierax.engine.plan import Collected, Limits, NoTransfers, Row, Sampled, StepPlan, Transfers
 from tierax.engine.reading import HiddenSum, MeanHidden, Reading, ReadPart
 from tierax.engine.request import Delta, OutputText, Request, SamplingParams, Status, TokenLogprob
 from tierax.engine.schedule_policy import FCFS, SchedulePolicy
-from tierax.engine.scheduler import Limits
 
 Model = Callable[[int, int, int], int]
 """(hash of all tokens so far, seed, position of the token to choose) -> the token."""

@@ -18,11 +18,11 @@ from tierax.cache.manager import CacheManager
 from tierax.engine.constraint import Matcher
 from tierax.engine.jax_executor import JaxExecutor
 from tierax.engine.loop import EngineLoop
+from tierax.engine.plan import Limits
 from tierax.engine.platform import device_target
 from tierax.engine.reading import Reading
 from tierax.engine.request import Delta, Request, SamplingParams
 from tierax.engine.schedule_policy import FCFS, SchedulePolicy
-from tierax.engine.scheduler import Limits
 from tierax.engine.step import StepFunctions, StepShapes
 from tierax.engine.step_device import StepDevice
 from tierax.models.source import resolve_model

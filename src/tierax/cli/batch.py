@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..engine.config import EngineConfig
 from .errors import UsageError
-from .options import Parser, add_engine_options, engine_config
+from .option import Parser
+from .options import add_engine_options, engine_config
 
 if TYPE_CHECKING:
     from tqdm import tqdm

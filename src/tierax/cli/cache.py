@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
-from .options import Parser
+from .option import Parser
 
 if TYPE_CHECKING:
     from ..cache.disk.board import Board

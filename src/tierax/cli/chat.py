@@ -17,15 +17,9 @@ from .chat_backends import TIERS, Backend, ChatError, LocalModel, Message, Remot
 from .config_file import add_config_option, parse
 from .errors import UsageError
 from .generate import SAMPLING_OPTIONS
-from .options import (
-    ENGINE_OPTIONS,
-    TIER_OPTIONS,
-    Parser,
-    add_engine_options,
-    add_options,
-    engine_config,
-    pick,
-)
+from .option import Parser, add_options, pick
+from .options import ENGINE_OPTIONS, add_engine_options, engine_config
+from .options_of_tiers import TIER_OPTIONS
 
 NAME = "tierax chat"
 COMMANDS = {

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UsageError
-from .options import SECRETS, Parser
+from .option import Parser
+from .options_of_server import SECRETS
 
 _NOT_IN_FILES = ("help", "version", "config")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from .options import Parser
+from .option import Parser
 
 
 def run(argv: list[str]) -> int:

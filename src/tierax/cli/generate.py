@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from .config_file import add_config_option, parse
 from .errors import UsageError
-from .options import Option, Parser, add_engine_options, add_options, engine_config, pick
+from .option import Option, Parser, add_options, pick
+from .options import add_engine_options, engine_config
 
 if TYPE_CHECKING:
     from ..engine.constraint import Constraint

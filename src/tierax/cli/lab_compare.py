@@ -17,7 +17,7 @@ from typing import Any
 
 from .errors import UsageError
 from .lab_options import add_json_option
-from .options import Parser
+from .option import Parser
 
 PAGE = 16
 DECODE = ("1x64", "1x512", "1x1500", "2x256", "4x64", "4x512", "8x256")

@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from .lab_options import add_json_option, add_trace_options, counts, load_policy_of, names, read_trace
-from .options import Parser
+from .option import Parser
 
 BELADY = "belady"
 

@@ -15,7 +15,7 @@ from .lab_options import (
     read_trace,
     setup_of,
 )
-from .options import Parser
+from .option import Parser
 
 if TYPE_CHECKING:
     from ..lab.result import Result

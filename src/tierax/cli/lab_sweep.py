@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .lab_options import add_json_option, count
-from .options import Parser
+from .option import Parser
 
 
 def run(argv: list[str]) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .lab_options import add_json_option, count, not_negative, positive
-from .options import Parser
+from .option import Parser
 
 NUMBERS: dict[str, tuple[Any, str]] = {
     "sessions": (count, "conversations"),

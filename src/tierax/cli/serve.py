@@ -6,15 +6,9 @@ import logging
 import os
 
 from .config_file import add_config_option, parse
-from .options import (
-    NAME_OPTION,
-    SERVER_OPTIONS,
-    Parser,
-    add_engine_options,
-    add_options,
-    engine_config,
-    server_config,
-)
+from .option import Parser, add_options
+from .options import NAME_OPTION, add_engine_options, engine_config
+from .options_of_server import SERVER_OPTIONS, server_config
 
 
 def run(argv: list[str]) -> int:
