@@ -43,12 +43,14 @@ class DeviceSide:
         source: ModelSource,
         placement: Placement,
         *,
+        twin: DeviceSide | None = None,
         progress: bool = False,
         on_load: Callable[[], None] = lambda: None,
         agree: Callable[[int, dict[str, Any]], int] = lambda pages, settings: pages,
         announce: Callable[..., None] = lambda command, *arguments: None,
     ) -> None:
-        """on_load: called for each compiled program that was found; agree: makes of the number of pages that fit here the
+        """twin: the same model on as many other devices; parameters are copied from there, and the pools are of one size.
+        on_load: called for each compiled program that was found; agree: makes of the number of pages that fit here the
         one that fits in every process, all of which must have the same settings; announce: see `StepDevice`.
 
         Raises `ConfigError` or `ModelError` for what cannot be used.
@@ -69,17 +71,22 @@ class DeviceSide:
         self._target = device_target()
         self._page_size = config.page_size or platform.page_size
         kernels = self._select_kernels()
-        params = load_params(
-            source,
-            source.config,
-            dtype=dtype,
-            quantization=self.weight_form,
-            stacked=platform.stacked,
-            progress=progress,
-            shares=placement.shares,
-        )
+        if twin is not None:
+            params = placement.copied(twin.steps.params)
+        else:
+            params = load_params(
+                source,
+                source.config,
+                dtype=dtype,
+                quantization=self.weight_form,
+                stacked=platform.stacked,
+                progress=progress,
+                shares=placement.shares,
+            )
         self.weight_bytes = _bytes_per_step(params, source.config)
         """Of parameters, read by every step; an embedding table that is no output head is not."""
+        if twin is not None:
+            agree = twin._same_pages
         self.pool = pool = self._make_pool(agree)
         self.shapes = StepShapes(
             self.limits.max_num_seqs,
@@ -103,8 +110,12 @@ class DeviceSide:
             num_slots=self.limits.max_num_seqs,
             vocab_size=source.config.vocab_size,
             everywhere=placement.everywhere,
+            device=placement.device,
             announce=announce,
         )
+
+    def _same_pages(self, pages: int, settings: dict[str, Any]) -> int:
+        return self.pool.shape.pages
 
     def _select_kernels(self) -> Kernels:
         share = self.placement.share_of(self._model)
@@ -148,7 +159,7 @@ class DeviceSide:
         layout = pool_format(self._target, self.placement.single, one.array)
         pages = agree(self._num_pages(page_bytes_on_device(one, dtype, layout)), self._settings())
         if shares is None:
-            return DevicePool(one._replace(pages=pages), dtype, layout=layout)
+            return DevicePool(one._replace(pages=pages), dtype, layout=layout, device=self.placement.device)
         order = self.placement.head_order
         array = shares.pool_array(pages, self._page_size, quantized=one.quantized)
         split = Split(shares.pool_sharding, array, order)
@@ -176,7 +187,7 @@ class DeviceSide:
     def _num_pages(self, page_bytes: int) -> int:
         """Pages that fit on each device, of which one takes `page_bytes` there."""
         config, page_size = self._config, self._page_size
-        steady, available = device_memory(self.placement.local)
+        steady, available = device_memory(self.placement.local, copies=config.dp_size)
         wanted = config.device_cache_bytes(available)
         if wanted is None:
             most = self.limits.max_num_seqs * -(-self.context_length // page_size) * page_bytes
