@@ -58,7 +58,7 @@ class Engine:
         """
         if config.process_id:
             raise ConfigError(
-                f"process_id: {config.process_id} only follows process 0; start it with tierax serve"
+                f"process_id: {config.process_id} only follows process 0; start it as an LLM, or with tierax serve, batch or generate"
             )
         join_processes(config)
         self._leader = leader = Leader(config) if config.num_processes > 1 else None

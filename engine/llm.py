@@ -46,6 +46,9 @@ class LLM:
 
         `model` is a path, `demo`, or a whole config; `options` are `EngineConfig`'s fields. Raises `ConfigError`,
         `ModelError` or `TokenizerError` for what cannot be used.
+
+        With a `process_id` above 0 it follows process 0 instead, which runs the same script, and ends this process (by
+        SystemExit) when that one closes its LLM or ends.
         """
         if isinstance(model, EngineConfig):
             if options:
@@ -55,6 +58,10 @@ class LLM:
             config = model
         else:
             config = EngineConfig.create(os.fspath(model), **options)
+        if config.process_id:
+            from .follower import follow
+
+            raise SystemExit(follow(config))
         self._turn = threading.Lock()
         self._calls = 0
         thread = load_thread(config)

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 LOAD_WEIGHT = 0.25
 """What a token of a request under way counts, in tokens of the prompt that are to be computed: it shares its steps with
 others, and a part of it is done."""
+HELD_WEIGHT = 0.02
+"""What a token that is cached counts, beyond what the emptiest copy has: where there are many, a new one drives out another.
+So prompts that have only a system prompt in common do not fill one copy while the others stand empty."""
+MOST_FOR_ROOM = 512.0
+"""Tokens that are computed again for the sake of room, at most: a conversation stays where it is."""
 ANSWER_TOKENS = 128
 """What an answer adds to its prompt, since nobody knows."""
 
@@ -64,16 +69,18 @@ class Standing(NamedTuple):
     load: int
     """Tokens of the requests under way there."""
     held: int
-    """Pages that it holds."""
+    """Tokens of the pages that it holds."""
 
 
 def choose(standings: Sequence[Standing]) -> int:
     """The copy with the least to do for the request and before it; of equals the one that holds least, then the first."""
+    emptiest = min(standing.held for standing in standings)
 
     def cost(place: int) -> tuple[float, int, int]:
-        standing = standings[place]
+        cached, load, held = standings[place]
+        room = min(HELD_WEIGHT * (held - emptiest), MOST_FOR_ROOM)
         # What of the prompt is left, but for what is the same everywhere.
-        return LOAD_WEIGHT * standing.load - standing.cached, standing.held, place
+        return LOAD_WEIGHT * load + room - cached, held, place
 
     return min(range(len(standings)), key=cost)
 
@@ -126,4 +133,4 @@ class Router:
     def _standing(self, replica: int, keys: Sequence[bytes]) -> Standing:
         view, expected = self._views[replica], self._expected[replica]
         found = next((i for i, key in enumerate(keys) if key not in view and key not in expected), len(keys))
-        return Standing(found * self._page_size, self._loads[replica], len(view))
+        return Standing(found * self._page_size, self._loads[replica], len(view) * self._page_size)
