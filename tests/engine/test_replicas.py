@@ -1,0 +1,96 @@
+"""Copies of a model on devices of their own answer as a single one does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.replica_engines import NEXT_TURN, PROMPTS
+from helpers.split_engine import GREEDY, PAGE
+from tierax.engine.config import ConfigError, EngineConfig
+from tierax.engine.placement import place_replica
+from tierax.engine.platform import device_memory
+from tierax.models.config import ModelConfig
+
+TESTS = Path(__file__).parents[1]
+
+
+def run(case: dict[str, Any]) -> dict[str, Any]:
+    environment = os.environ | {
+        # Much is compiled, and little computed.
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent / "src")]),
+    }
+    command = [sys.executable, "-m", "helpers.replica_engines", json.dumps(case)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=TESTS)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"copies": [1, 2], "devices": 1},
+        pytest.param({"copies": [1, 4], "devices": 1, "sampled": True}, marks=pytest.mark.slow),
+        pytest.param({"copies": [1, 2], "devices": 2, "sampled": True}, marks=pytest.mark.slow),
+    ],
+    ids=["two", "four", "two-of-two-devices"],
+)
+def test_copies_answer_as_one_and_conversations_stay(case: dict[str, Any]) -> None:
+    found = run(case)
+    single, several = found["runs"]
+    copies, devices = case["copies"][1], case["devices"]
+    assert not single["errors"]
+    assert not several["errors"]
+    assert several["tokens"] == single["tokens"]
+    # Each on devices of its own, all with work to do.
+    ids = [[copy * devices + i for i in range(devices)] for copy in range(copies)]
+    assert several["devices"] == several["pools"] == ids
+    assert min(several["prompt_tokens"]) > 0
+    assert several["total"] == sum(several["prompt_tokens"]) == single["total"]
+    # A second turn finds all of the first, where it was: whole pages of what was computed.
+    turns = [len(prompt) + GREEDY.max_tokens + len(NEXT_TURN) for prompt in PROMPTS]
+    whole = [(turn - len(NEXT_TURN) - 1) // PAGE * PAGE for turn in turns]
+    assert several["cached"] == single["cached"] == whole
+    assert several["cached_on_device"] == whole
+    # The same sizes, and the host's divided.
+    (alone,) = single["pages"]
+    assert several["pages"] == [[alone[0], alone[1] // copies]] * copies
+    assert several["servers"] == [copies] * copies
+    if devices > 1:
+        assert "dp_size: 3 copies on 2 devices each take 6 devices, but jax finds 4 (cpu)" in found["refused"]
+
+
+def test_settings_of_copies() -> None:
+    several = EngineConfig.create("demo", dp_size=4, host_cache_size="8GiB", host_disk_cache_dir="d")
+    assert several.disk_cache_shared, "to each copy the others are servers that write there"
+    assert not EngineConfig.create("demo", host_disk_cache_dir="d").disk_cache_shared
+    assert several.host_cache_bytes(1 << 40, 1 << 30) == 2 << 30
+    share = EngineConfig.create("demo", dp_size=2, host_cache_size="50%")
+    assert share.host_cache_bytes(1 << 40, 1 << 30) == 1 << 38
+    times = EngineConfig.create("demo", dp_size=2, host_cache_size="2x")
+    assert times.host_cache_bytes(1 << 40, 1 << 30) == 2 << 30
+    with pytest.raises(ConfigError, match="dp_size: 0 must be a whole number of at least 1"):
+        EngineConfig.create("demo", dp_size=0)
+    with pytest.raises(ConfigError, match="dp_size: 2 copies of the model are for one process"):
+        EngineConfig.create(
+            "demo", dp_size=2, num_processes=2, tp_size=2, coordinator_address="localhost:1234"
+        )
+
+
+def test_more_copies_than_devices_are_told_with_the_numbers() -> None:
+    model = ModelConfig.__new__(ModelConfig)
+    with pytest.raises(ConfigError, match=r"dp_size: 2 copies take 2 devices, but jax finds 1 \(cpu\)"):
+        place_replica(0, 2, 1, model)
+
+
+def test_copies_on_a_cpu_share_its_memory() -> None:
+    (total, _), (part, _) = device_memory(), device_memory(copies=4)
+    assert part == total // 4
