@@ -1,4 +1,4 @@
-"""Copies of a model on devices of their own answer as a single one does."""
+"""Copies of a model on devices of their own answer as a single one does (DEFECTS i1, i5)."""
 
 from __future__ import annotations
 
@@ -66,6 +66,18 @@ def test_copies_answer_as_one_and_conversations_stay(case: dict[str, Any]) -> No
     assert several["servers"] == [copies] * copies
     if devices > 1:
         assert "dp_size: 3 copies on 2 devices each take 6 devices, but jax finds 4 (cpu)" in found["refused"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_after_the_warm_up_no_copy_compiles_and_a_second_start_loads_what_the_first_compiled(
+    devices: int,
+) -> None:
+    first, second = run({"copies": [2], "devices": devices, "warm": True})["runs"]
+    assert first["programs"] == second["programs"] > 0
+    assert first["later"] == second["later"] == 0
+    assert first["compiled"] > 10 * second["compiled"]
+    assert second["loaded"] > 0
 
 
 def test_settings_of_copies() -> None:

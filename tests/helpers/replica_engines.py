@@ -5,6 +5,7 @@ A program of its own (`python -m helpers.replica_engines JSON`): the number of d
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import sys
@@ -22,10 +23,28 @@ NEXT_TURN = [*range(40, 47)]
 
 
 def run(case: dict[str, Any]) -> list[dict[str, Any]]:
-    """case: `copies` (a list of numbers of them), `devices` of each, `sampled`."""
+    """case: `copies` (a list of numbers of them), `devices` of each, `sampled`, `warm` (prepared for all, twice)."""
     with tempfile.TemporaryDirectory() as directory:
         place = Place(Path(directory), "llama-bias", "f32")
+        if case.get("warm"):
+            return [warm(place, case["copies"][0], case["devices"]) for _ in range(2)]
         return [one(place, copies, case["devices"], case.get("sampled", False)) for copies in case["copies"]]
+
+
+def warm(place: Place, copies: int, devices: int) -> dict[str, Any]:
+    """What is compiled at start, and behind that."""
+    config = place.config(devices, disk=False, dp_size=copies)
+    config = dataclasses.replace(config, skip_warmup=False, max_num_batched_tokens=4)
+    with LLM(config, use_tqdm=False) as llm:
+        before = llm.stats
+        llm.generate([*PROMPTS, *PROMPTS], [GREEDY, SAMPLED] * len(PROMPTS), use_tqdm=False)
+        after = llm.stats
+        return {
+            "programs": after.warm_programs,
+            "compiled": before.compiles,
+            "loaded": before.loaded_programs,
+            "later": after.compiles - before.compiles,
+        }
 
 
 def one(place: Place, copies: int, devices: int, sampled: bool) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Several copies of a model behind one server: on the real loops, caches and threads, over devices in plain Python."""
+"""Several copies of a model behind one server: on the real loops, caches and threads, over devices in plain Python
+(DEFECTS a3, h1, h3, k)."""
 
 from __future__ import annotations
 
@@ -162,6 +163,43 @@ async def test_numbers_are_those_of_all_copies(serve):
     assert data["totals"]["prompt"] == 102
 
 
+async def test_tenants_share_nothing_whichever_copy_they_meet_at(serve):
+    live = await serve(engine=copies())
+    found = [
+        sum((await cached(live, cache_salt=salt)).values()) for salt in ("one", "one", "two", None, "one")
+    ]
+    assert found == [0, 28, 0, 0, 28]
+
+
+async def test_a_flush_says_what_stays_at_any_copy(serve):
+    live = await serve(engine=copies())
+    await cached(live)
+    await cached(live, PROMPT[::-1])
+    thread = live.thread.replicas[1]
+    cache = thread.engine.cache
+    tokens = array("i", list(PROMPT[::-1].encode()))
+    if not cache.match_length(b"", tokens):
+        tokens = array("i", list(PROMPT.encode()))
+    lease = await asyncio.wrap_future(thread.call(lambda: cache.open(b"", tokens, len(tokens))))
+    status, told = await live.post("/flush_cache?tier=device&timeout=0", None)
+    assert (status, told["error"]["code"], told["complete"]) == (409, "in_use", False)
+    assert told["tiers"]["device"] == {"dropped_pages": 8, "kept_pages": 8, "pinned_pages": 0}
+    await asyncio.wrap_future(thread.call(lambda: cache.release(lease)))
+    assert (await live.post("/flush_cache", None))[0] == 200
+
+
+async def test_a_copy_that_hangs_shows(serve, monkeypatch: pytest.MonkeyPatch):
+    live = await serve(engine=copies())
+    monkeypatch.setattr("tierax.serving.app.ENGINE_PATIENCE", 0.1)
+    gate = threading.Event()
+    live.thread.replicas[1].call(lambda: gate.wait(10))
+    try:
+        assert (await live.get("/health_generate"))[0] == 503
+    finally:
+        gate.set()
+    assert (await live.get("/health_generate"))[0] == 200
+
+
 async def test_a_flush_empties_all_copies(serve):
     live = await serve(engine=copies())
     await cached(live)
@@ -239,15 +277,28 @@ async def test_ports_of_events_are_counted_up_and_other_names_get_a_suffix():
     assert (config.endpoint, config.replay_endpoint) == ("tcp://*:5559", "ipc:///x_dp2")
 
 
+class Bar:
+    def update(self, count: int = 1) -> None: ...
+    def set_postfix_str(self, text: str, refresh: bool) -> None: ...
+
+
+async def test_a_script_is_told_when_a_copy_has_ended():
+    thread = copies()
+    thread.warm_up()
+    thread.replicas[1].close(0.0)
+    params = SamplingParams(max_tokens=3, temperature=0, n=4)
+    try:
+        batch = Batch(thread.engine, ReplicaLoop(thread), "b", cast(Any, Bar()), None)
+        with pytest.raises(RuntimeError, match="a copy of the model has ended"):
+            await asyncio.to_thread(batch.run, [lambda: [1, 2, 3]], [params], lambda: False)
+    finally:
+        thread.close(0.0)
+
+
 async def test_a_script_turns_all_copies_as_one_loop():
     thread = copies()
     thread.warm_up()
     loop = ReplicaLoop(thread)
-
-    class Bar:
-        def update(self, count: int = 1) -> None: ...
-        def set_postfix_str(self, text: str, refresh: bool) -> None: ...
-
     prompts = [[*f"{number}{PROMPT}".encode()] for number in range(6)]
     params = SamplingParams(max_tokens=3, temperature=0, ignore_eos=True, n=2)
     try:
