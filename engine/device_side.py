@@ -85,9 +85,8 @@ class DeviceSide:
             )
         self.weight_bytes = _bytes_per_step(params, source.config)
         """Of parameters, read by every step; an embedding table that is no output head is not."""
-        if twin is not None:
-            agree = twin._same_pages
-        self.pool = pool = self._make_pool(agree)
+        self._param_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+        self.pool = pool = self._make_pool(agree, twin)
         self.shapes = StepShapes(
             self.limits.max_num_seqs,
             self.limits.max_num_batched_tokens,
@@ -113,9 +112,6 @@ class DeviceSide:
             device=placement.device,
             announce=announce,
         )
-
-    def _same_pages(self, pages: int, settings: dict[str, Any]) -> int:
-        return self.pool.shape.pages
 
     def _select_kernels(self) -> Kernels:
         share = self.placement.share_of(self._model)
@@ -151,13 +147,17 @@ class DeviceSide:
             return Decoder(self._model, dtype, kernels)
         return ShardedDecoder(shares, dtype, kernels)
 
-    def _make_pool(self, agree: Callable[[int, dict[str, Any]], int]) -> DevicePool:
+    def _make_pool(self, agree: Callable[[int, dict[str, Any]], int], twin: DeviceSide | None) -> DevicePool:
         model, shares, dtype = self._model, self.placement.shares, jnp.dtype(_POOL_DTYPES[self.kv_dtype])
         share = self.placement.share_of(model)
         one = PoolShape(1, model.num_layers, self._page_size, share.num_kv_heads, model.head_dim)
         one = one._replace(quantized=dtype == jnp.uint8)
         layout = pool_format(self._target, self.placement.single, one.array)
-        pages = agree(self._num_pages(page_bytes_on_device(one, dtype, layout)), self._settings())
+        if twin is not None:
+            # What is left of a memory that both share says nothing any more.
+            pages = twin.pool.shape.pages
+        else:
+            pages = agree(self._num_pages(page_bytes_on_device(one, dtype, layout)), self._settings())
         if shares is None:
             return DevicePool(one._replace(pages=pages), dtype, layout=layout, device=self.placement.device)
         order = self.placement.head_order
@@ -187,7 +187,10 @@ class DeviceSide:
     def _num_pages(self, page_bytes: int) -> int:
         """Pages that fit on each device, of which one takes `page_bytes` there."""
         config, page_size = self._config, self._page_size
-        steady, available = device_memory(self.placement.local, copies=config.dp_size)
+        copies = config.dp_size
+        steady, available = device_memory(
+            self.placement.local, copies=copies, to_come=(copies - 1) * self._param_bytes
+        )
         wanted = config.device_cache_bytes(available)
         if wanted is None:
             most = self.limits.max_num_seqs * -(-self.context_length // page_size) * page_bytes

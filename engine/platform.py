@@ -86,12 +86,15 @@ def weight_form(quantization: str, platform: str) -> str:
     return "int8-rows" if quantization == "int8" and find_spec("qwix") else quantization
 
 
-def device_memory(devices: Sequence[Any] | None = None, *, copies: int = 1) -> tuple[int, int]:
+def device_memory(
+    devices: Sequence[Any] | None = None, *, copies: int = 1, to_come: int = 0
+) -> tuple[int, int]:
     """Bytes on each of these devices of this process (the first one, if none are given): a figure that is the same at
     every start, for defaults, and what is available now.
 
     An accelerator is ours alone, so both are what the weights leave of it, where they leave least. On CPU the steady
-    figure is all of the memory, of which each device has its part, and other copies of the model as much.
+    figure is all of the memory, of which each device has its part, and other copies of the model as much; these have
+    `to_come` bytes of parameters still to load.
     """
     devices = devices or jax.local_devices()[:1]
     stats = [device.memory_stats() for device in devices]
@@ -100,7 +103,7 @@ def device_memory(devices: Sequence[Any] | None = None, *, copies: int = 1) -> t
         return left, left
     total, available = host_memory()
     shares = len(devices) * copies
-    return total // shares, available // shares
+    return total // shares, max(available - to_come, 0) // shares
 
 
 def host_memory() -> tuple[int, int]:

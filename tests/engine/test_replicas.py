@@ -106,3 +106,4 @@ def test_more_copies_than_devices_are_told_with_the_numbers() -> None:
 def test_copies_on_a_cpu_share_its_memory() -> None:
     (total, _), (part, _) = device_memory(), device_memory(copies=4)
     assert part == total // 4
+    assert device_memory(copies=2, to_come=total)[1] == 0
