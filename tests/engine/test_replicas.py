@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from helpers.replica_engines import NEXT_TURN, PROMPTS
+from helpers.serve_process import ServeProcess
 from helpers.split_engine import GREEDY, PAGE
+from helpers.tiny_text_model import write_tiny_text_model
 from tierax.engine.config import ConfigError, EngineConfig
 from tierax.engine.placement import place_replica
 from tierax.engine.platform import device_memory
@@ -78,6 +82,47 @@ def test_after_the_warm_up_no_copy_compiles_and_a_second_start_loads_what_the_fi
     assert first["later"] == second["later"] == 0
     assert first["compiled"] > 10 * second["compiled"]
     assert second["loaded"] > 0
+
+
+@pytest.mark.slow
+def test_a_server_of_two_copies_ends_well_and_one_of_a_single_finds_their_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    write_tiny_text_model(tmp_path / "model")
+    flags = ["--page-size", "16", "--context-length", "512", "--max-num-seqs", "2", "--skip-warmup"]
+    flags += ["--max-num-batched-tokens", "64", "--device-cache-size", "4MiB", "--host-cache-size", "8MiB"]
+    flags += [
+        "--host-disk-cache-dir",
+        str(tmp_path / "disk"),
+        "--compile-cache-dir",
+        str(tmp_path / "compiled"),
+    ]
+    prompts = [[random.Random(name).randrange(256) for _ in range(100 + name)] for name in range(6)]
+
+    def ask(server: ServeProcess, prompt: list[int]) -> tuple[str, int]:
+        answer = server.post("/v1/completions", prompt=prompt, max_tokens=8, temperature=0)
+        return answer["choices"][0]["text"], answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+    with (
+        ServeProcess(tmp_path / "model", *flags, "--dp-size", "2") as server,
+        ThreadPoolExecutor(len(prompts)) as clients,
+    ):
+        first = list(clients.map(lambda prompt: ask(server, prompt), prompts))
+        again = [ask(server, prompt) for prompt in prompts]
+        assert [text for text, _ in again] == [text for text, _ in first]
+        assert [cached for _, cached in again] == [96] * len(prompts)
+        metrics = server.metrics()
+        spread = [metrics[f'tierax_replica_cache_query_tokens_total{{replica="{i}"}}'] for i in (0, 1)]
+        assert min(spread) > 0
+        assert sum(spread) == metrics["tierax_cache_query_tokens_total"] == 2 * sum(map(len, prompts))
+        assert metrics["tierax_disk_cache_servers"] == 2
+        assert any("for each of 2 copies of the model" in line for line in server.said)
+        assert server.stop() == 0
+    with ServeProcess(tmp_path / "model", *flags) as server:
+        later = [ask(server, prompt) for prompt in prompts]
+        assert later == [(text, 96) for text, _ in first]
+        assert server.stop() == 0
 
 
 def test_settings_of_copies() -> None:
