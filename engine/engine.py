@@ -70,7 +70,11 @@ class Engine:
         self.tokenizer = first.tokenizer if first is not None else load_tokenizer(source)
         self.chat_template = _chat_template(self.tokenizer)
         self.end_ids = source.eos_token_ids | self.tokenizer.eos_ids
-        self._grammars = GrammarCompiler(self.tokenizer, source.config.vocab_size, self.end_ids)
+        self._grammars = (
+            first._grammars
+            if first is not None
+            else GrammarCompiler(self.tokenizer, source.config.vocab_size, self.end_ids)
+        )
         self.stats = EngineStats()
         self._random = random.Random(config.seed)
         self._first = first
