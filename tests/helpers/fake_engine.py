@@ -210,7 +210,7 @@ class FakeEngineThread:
         self._thread = threading.Thread(target=self._run, name="fake-engine", daemon=True)
 
     @property
-    def replicas(self) -> list[FakeEngineThread]:
+    def replicas(self) -> list[Any]:
         return [self]
 
     @property

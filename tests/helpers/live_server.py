@@ -33,7 +33,8 @@ class Live:
 
     url: str
     session: ClientSession
-    engine: FakeEngine | Replicas
+    engine: Any
+    """A `FakeEngine`, or what runs in its place."""
     thread: Any
     """A `FakeEngineThread`, the real thread over a `TieredEngine`, or several of these as `Replicas`."""
     app: web.Application
