@@ -141,12 +141,14 @@ class DevicePool:
         dtype: jnp.dtype,
         *,
         layout: Format | None = None,
+        device: Any = None,
         staging_bytes: int = STAGING_BYTES,
     ) -> None:
-        """layout: of the array in memory, see `pages.pool_format`."""
+        """layout: of the array in memory, see `pages.pool_format`; device: None is the default one."""
         self.shape = shape
         self.dtype = jnp.dtype(dtype)
         self.layout = layout
+        self._device = device
         self.array: jax.Array = self._zeros()
         platform = next(iter(self.array.devices())).platform
         self._wire = wire_dtype(platform, self.dtype)
@@ -321,11 +323,11 @@ class DevicePool:
 
     def _zeros(self) -> jax.Array:
         if self.layout is None:
-            return jnp.zeros(self.shape.array, self.dtype)
+            return jnp.zeros(self.shape.array, self.dtype, device=self._device)
         return jax.jit(lambda: jnp.zeros(self.shape.array, self.dtype), out_shardings=self.layout)()
 
     def _make_batch(self, pages: int, dtype: jnp.dtype) -> jax.Array:
-        return jnp.zeros((pages, *self.array.shape[1:]), dtype)
+        return jnp.zeros((pages, *self.array.shape[1:]), dtype, device=self._device)
 
     def _make_staging(self) -> Staging:
         return Staging((self.batch_pages, *self.array.shape[1:]), np.dtype(self._wire))
@@ -346,7 +348,7 @@ class DevicePool:
         return np.asarray(array)[:count]
 
     def _put(self, staging: Staging, count: int) -> jax.Array:
-        return jax.device_put(staging.values[:count])
+        return jax.device_put(staging.values[:count], self._device)
 
 
 def _is_ready(array: Any) -> bool:

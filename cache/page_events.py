@@ -43,6 +43,34 @@ class PageListener(Protocol):
         ...
 
 
+class _Several:
+    """A `PageListener` that tells others."""
+
+    def __init__(self, listeners: Sequence[PageListener]) -> None:
+        self._listeners = listeners
+
+    def entered(self, tier: int, node: Node, first: int, last: int) -> None:
+        for listener in self._listeners:
+            listener.entered(tier, node, first, last)
+
+    def leaves(self, tier: int, node: Node, first: int, last: int) -> None:
+        for listener in self._listeners:
+            listener.leaves(tier, node, first, last)
+
+    def stored(self, keys: Iterable[PageKey]) -> None:
+        for listener in self._listeners:
+            listener.stored(keys)
+
+    def removed(self, keys: Iterable[PageKey]) -> None:
+        for listener in self._listeners:
+            listener.removed(keys)
+
+
+def listeners(those: Sequence[PageListener]) -> PageListener | None:
+    """One that tells all of these."""
+    return _Several(those) if len(those) > 1 else next(iter(those), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
     """Pages that follow each other entered a tier."""

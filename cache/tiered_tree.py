@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .page_events import PageListener
+from .page_events import PageListener, listeners
 from .policies.registry import EvictionPolicy, Use
 from .radix_tree import DEVICE, HOST, Node, RadixTree
 from .tier import Tier
@@ -34,6 +34,7 @@ class TieredTree:
     ) -> None:
         self.tree = RadixTree(page_bytes)
         self.tiers = (Tier(DEVICE, *device), Tier(HOST, *host))
+        self._listeners: tuple[PageListener, ...] = ()
         self.saves: list[Save] = []
         """Copies that are owed, in order."""
         self.unsaved: dict[Node, None] = {}
@@ -54,9 +55,11 @@ class TieredTree:
         return self.tiers[HOST]
 
     def listen(self, listener: PageListener | None) -> None:
-        """From now on `listener` hears of every page that enters or leaves device and host; None: nobody does."""
+        """From now on `listener`, too, hears of every page that enters or leaves device and host; None: nobody does."""
+        heard = () if listener is None else dict.fromkeys((*self._listeners, listener))
+        self._listeners = tuple(heard)
         for tier in self.tiers:
-            tier.listener = listener
+            tier.listener = listeners(self._listeners)
 
     def use(self) -> Use:
         """The next moment."""

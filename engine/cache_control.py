@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,21 @@ from ..cache.radix_tree import DEVICE, HOST
 from .tree_picture import picture
 
 if TYPE_CHECKING:
+    from ..cache.mover_stats import KindStats
     from ..cache.tier import Tier
     from .engine import Engine
+    from .prefetch import PrefetchStats
 
-__all__ = ["COPY_LATENCY_BOUNDS_MS", "TIERS", "CacheControl", "Dropped", "Level", "Pin", "PinError"]
+__all__ = [
+    "COPY_LATENCY_BOUNDS_MS",
+    "TIERS",
+    "CacheControl",
+    "Dropped",
+    "Level",
+    "Pin",
+    "PinError",
+    "Sharing",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +70,21 @@ class Dropped:
     def complete(self) -> bool:
         """Nothing stays but what is pinned."""
         return self.reason is None and self.kept_pages <= self.pinned_pages
+
+
+@dataclass(slots=True)
+class Sharing:
+    """Of a disk cache to which other servers write, too; None where it is not shared, or this one only reads."""
+
+    servers: int | None = None
+    """Alive."""
+    collects: int | None = None
+    """1 if this one deletes for all."""
+    deleted_pages: int = 0
+    spared_pages: int = 0
+    """Not deleted since another needed them."""
+    searches: dict[str, int] | None = None
+    """Prompts looked for on the disk, by result."""
 
 
 class CacheControl:
@@ -121,6 +147,37 @@ class CacheControl:
             for kind, stats in mover.stats.kinds.items()
         }
 
+    def copy_stats(self) -> Mapping[str, KindStats]:
+        """By kind of movement; nothing without tiers below the device."""
+        return {} if self._engine.tiers is None else self._engine.tiers.mover.stats.kinds
+
+    def prefetch_stats(self) -> PrefetchStats | None:
+        """None without tiers below the device."""
+        return None if self._engine.tiers is None else self._engine.tiers.transfers.prefetcher.stats
+
+    def write_pauses(self) -> int:
+        """Times that writing to the disk paused after a failure."""
+        return 0 if self._engine.tiers is None else self._engine.tiers.transfers.writer.stats.paused
+
+    def sharing(self) -> Sharing:
+        """How the disk cache is shared."""
+        found = Sharing()
+        if self._engine.tiers is None:
+            return found
+        fleet, search = self._engine.tiers.fleet, self._engine.tiers.transfers.prefetcher.search
+        if fleet is not None:
+            stats = fleet.fleet.stats
+            found.servers, found.collects = stats.replicas, int(fleet.fleet.collects)
+            found.deleted_pages, found.spared_pages = stats.deleted_pages, stats.spared_pages
+        if search is not None:
+            prober = search.prober
+            found.searches = {"found": prober.hits, "absent": prober.asked - prober.hits}
+        return found
+
+    def pinned(self) -> tuple[int, int]:
+        """Host pages that are pinned, and how many may be."""
+        return self.pins.pages, self.pins.quota_pages
+
     # In the engine's thread.
 
     def picture(self, limit: int) -> dict[str, Any]:
@@ -161,12 +218,27 @@ class CacheControl:
 
         Raises KeyError for a namespace that is in none of the tiers, ValueError for one that several names begin with.
         """
-        digest = None if namespace is None else self._find(namespace)
+        digest = (
+            None
+            if namespace is None
+            else find_namespace((row["namespace"] for row in self._namespaces()), namespace)
+        )
         return {
             tier: self._drop_disk(digest) if tier == "disk" else self._drop_memory(tier, digest)
             for tier in tiers
             if tier in self.levels()
         }
+
+    def drop_if_there(self, tiers: Iterable[str], namespace: str | None) -> dict[str, Dropped]:
+        """The same, and nothing of a namespace that is in none of the tiers."""
+        try:
+            return self.drop(tiers, namespace)
+        except KeyError:
+            return {tier: Dropped(0) for tier in tiers if tier in self.levels()}
+
+    def match_length(self, namespace: bytes, tokens: array[int]) -> int:
+        """How many leading tokens device or host hold."""
+        return self._cache.match_length(namespace, tokens)
 
     def _drop_memory(self, name: str, digest: bytes | None) -> Dropped:
         cache, level = self._cache, _LEVELS[name]
@@ -222,15 +294,6 @@ class CacheControl:
             rows.append(row)
         return rows
 
-    def _find(self, prefix: str) -> bytes:
-        known = [row["namespace"] for row in self._namespaces()]
-        found = [name for name in known if name.startswith(prefix.lower())]
-        if not prefix or not found:
-            raise KeyError(prefix)
-        if len(found) > 1:
-            raise ValueError(f"{len(found)} namespaces start with {prefix!r}")
-        return bytes.fromhex(found[0])
-
     def pin(self, namespace: bytes, token_ids: list[int]) -> dict[str, Any]:
         """Pins a prefix whose pages device or host have. Raises `PinError`."""
         self.pins.restore()
@@ -259,6 +322,16 @@ class CacheControl:
         """Every pin with its namespace, in the order of pinning."""
         self.pins.restore()
         return [(pin.namespace, _shown(pin)) for pin in self.pins]
+
+
+def find_namespace(known: Iterable[str], prefix: str) -> bytes:
+    """The digest that begins so, in hex. Raises KeyError if there is none, ValueError if there are several."""
+    found = [name for name in known if name.startswith(prefix.lower())]
+    if not prefix or not found:
+        raise KeyError(prefix)
+    if len(found) > 1:
+        raise ValueError(f"{len(found)} namespaces start with {prefix!r}")
+    return bytes.fromhex(found[0])
 
 
 def _level(tier: Tier, page_bytes: int) -> Level:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import jax
@@ -25,6 +26,8 @@ class CompileCounter:
         self._made = 0
         self._loaded = 0
         self._kept = 0
+        # Copies of a model compile at the same time, each in its own thread.
+        self._lock = threading.Lock()
         monitoring.register_event_duration_secs_listener(self._on_duration)
         monitoring.register_event_listener(self._on_event)
 
@@ -34,18 +37,21 @@ class CompileCounter:
 
     def on_load(self) -> None:
         """A program was loaded that jax was not asked for (`programs.ProgramStore`)."""
-        self._kept += 1
-        self._stats.loaded_programs = self._loaded + self._kept
+        with self._lock:
+            self._kept += 1
+            self._stats.loaded_programs = self._loaded + self._kept
 
     def _on_event(self, event: str, **_: str | int) -> None:
         if event == _LOADED:
-            self._loaded += 1
+            with self._lock:
+                self._loaded += 1
 
     def _on_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event == _MADE:
-            self._made += 1
-            self._stats.loaded_programs = self._loaded + self._kept
-            self._stats.compiles = self._made - self._loaded
+            with self._lock:
+                self._made += 1
+                self._stats.loaded_programs = self._loaded + self._kept
+                self._stats.compiles = self._made - self._loaded
 
 
 def use_compile_cache(directory: Path) -> None:

@@ -95,6 +95,8 @@ class EngineConfig:
     """Kernels of the step, a name of `ATTENTION_BACKENDS`; auto = the best for platform and model."""
     tp_size: int = 1
     """Devices that the model is split over (tensor parallelism)."""
+    dp_size: int = 1
+    """Copies of the model in this process, each on `tp_size` devices of its own with a cache of its own above the disk's."""
     coordinator_address: str | None = None
     """`host:port` of process 0, where several processes run one model; the port behind it is used as well."""
     num_processes: int = 1
@@ -122,7 +124,7 @@ class EngineConfig:
     """The same for the disk; None = `eviction_policy`."""
     host_cache_size: int | str = "auto"
     """Host memory for KV that leaves the device: bytes, `2GiB`, `40%` of what is available, `2x` the device cache, 0 for
-    none, or auto."""
+    none, or auto. Of all copies of the model together, but for `2x`, which is for each."""
     host_disk_cache_dir: str | None = None
     """Where KV outlives the process: a directory, or a URL of tensorstore's (`s3://`, `gs://`, `file://`, `memory://`);
     None = nowhere."""
@@ -209,11 +211,18 @@ class EngineConfig:
             )
 
     def _check_processes(self) -> None:
-        for name in ("tp_size", "num_processes"):
+        for name in ("tp_size", "dp_size", "num_processes"):
             value = getattr(self, name)
             if not _is_int(value) or value < 1:
                 raise ConfigError(f"{name}: {value!r} must be a whole number of at least 1")
         processes = self.num_processes
+        if self.dp_size > 1 and processes > 1:
+            raise ConfigError(
+                f"dp_size: {self.dp_size} copies of the model are for one process; several processes run one model"
+            )
+        if self.dp_size > 1 and self.host_disk_cache_dir is not None:
+            # To each copy the others are servers that write there.
+            object.__setattr__(self, "disk_cache_shared", True)
         if not _is_int(self.process_id) or not 0 <= self.process_id < processes:
             raise ConfigError(
                 f"process_id: {self.process_id!r} must be a whole number from 0 to {processes - 1}"
@@ -283,14 +292,17 @@ class EngineConfig:
         return parse_size(size) if fraction is None else math.floor(available * fraction)
 
     def host_cache_bytes(self, available: int, device_bytes: int) -> int | None:
-        """Bytes asked for the host pool, given those available and those of the device pool; None = auto."""
+        """Bytes asked for the host pool (of one copy of the model), given those available and those of the device pool;
+        None = auto."""
         size = self.host_cache_size
         if size == "auto":
             return None
         ratio = _ratio(size, "host_cache_size") if isinstance(size, str) else None
         if ratio is None:
-            return parse_size(size)
-        return math.floor(ratio.times * (device_bytes if ratio.of_device else available))
+            return parse_size(size) // self.dp_size
+        if ratio.of_device:
+            return math.floor(ratio.times * device_bytes)
+        return math.floor(ratio.times * available / self.dp_size)
 
     def make_eviction_policy(self, tier: str = "device") -> EvictionPolicy:
         """A new policy object for a tier. Raises `ConfigError` when it cannot be loaded or used."""

@@ -43,12 +43,14 @@ class DeviceSide:
         source: ModelSource,
         placement: Placement,
         *,
+        twin: DeviceSide | None = None,
         progress: bool = False,
         on_load: Callable[[], None] = lambda: None,
         agree: Callable[[int, dict[str, Any]], int] = lambda pages, settings: pages,
         announce: Callable[..., None] = lambda command, *arguments: None,
     ) -> None:
-        """on_load: called for each compiled program that was found; agree: makes of the number of pages that fit here the
+        """twin: the same model on as many other devices; parameters are copied from there, and the pools are of one size.
+        on_load: called for each compiled program that was found; agree: makes of the number of pages that fit here the
         one that fits in every process, all of which must have the same settings; announce: see `StepDevice`.
 
         Raises `ConfigError` or `ModelError` for what cannot be used.
@@ -69,18 +71,22 @@ class DeviceSide:
         self._target = device_target()
         self._page_size = config.page_size or platform.page_size
         kernels = self._select_kernels()
-        params = load_params(
-            source,
-            source.config,
-            dtype=dtype,
-            quantization=self.weight_form,
-            stacked=platform.stacked,
-            progress=progress,
-            shares=placement.shares,
-        )
+        if twin is not None:
+            params = placement.copied(twin.steps.params)
+        else:
+            params = load_params(
+                source,
+                source.config,
+                dtype=dtype,
+                quantization=self.weight_form,
+                stacked=platform.stacked,
+                progress=progress,
+                shares=placement.shares,
+            )
         self.weight_bytes = _bytes_per_step(params, source.config)
         """Of parameters, read by every step; an embedding table that is no output head is not."""
-        self.pool = pool = self._make_pool(agree)
+        self._param_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))
+        self.pool = pool = self._make_pool(agree, twin)
         self.shapes = StepShapes(
             self.limits.max_num_seqs,
             self.limits.max_num_batched_tokens,
@@ -103,6 +109,7 @@ class DeviceSide:
             num_slots=self.limits.max_num_seqs,
             vocab_size=source.config.vocab_size,
             everywhere=placement.everywhere,
+            device=placement.device,
             announce=announce,
         )
 
@@ -140,15 +147,19 @@ class DeviceSide:
             return Decoder(self._model, dtype, kernels)
         return ShardedDecoder(shares, dtype, kernels)
 
-    def _make_pool(self, agree: Callable[[int, dict[str, Any]], int]) -> DevicePool:
+    def _make_pool(self, agree: Callable[[int, dict[str, Any]], int], twin: DeviceSide | None) -> DevicePool:
         model, shares, dtype = self._model, self.placement.shares, jnp.dtype(_POOL_DTYPES[self.kv_dtype])
         share = self.placement.share_of(model)
         one = PoolShape(1, model.num_layers, self._page_size, share.num_kv_heads, model.head_dim)
         one = one._replace(quantized=dtype == jnp.uint8)
         layout = pool_format(self._target, self.placement.single, one.array)
-        pages = agree(self._num_pages(page_bytes_on_device(one, dtype, layout)), self._settings())
+        if twin is not None:
+            # What is left of a memory that both share says nothing any more.
+            pages = twin.pool.shape.pages
+        else:
+            pages = agree(self._num_pages(page_bytes_on_device(one, dtype, layout)), self._settings())
         if shares is None:
-            return DevicePool(one._replace(pages=pages), dtype, layout=layout)
+            return DevicePool(one._replace(pages=pages), dtype, layout=layout, device=self.placement.device)
         order = self.placement.head_order
         array = shares.pool_array(pages, self._page_size, quantized=one.quantized)
         split = Split(shares.pool_sharding, array, order)
@@ -176,7 +187,10 @@ class DeviceSide:
     def _num_pages(self, page_bytes: int) -> int:
         """Pages that fit on each device, of which one takes `page_bytes` there."""
         config, page_size = self._config, self._page_size
-        steady, available = device_memory(self.placement.local)
+        copies = config.dp_size
+        steady, available = device_memory(
+            self.placement.local, copies=copies, to_come=(copies - 1) * self._param_bytes
+        )
         wanted = config.device_cache_bytes(available)
         if wanted is None:
             most = self.limits.max_num_seqs * -(-self.context_length // page_size) * page_bytes

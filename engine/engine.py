@@ -20,7 +20,7 @@ from .grammar import Compiled, GrammarCompiler
 from .jax_executor import JaxExecutor
 from .leader import Leader, join_processes
 from .loop import EngineLoop
-from .placement import place
+from .placement import place, place_replica
 from .prefetch_policy import PrefetchPolicy
 from .reading import MeanHidden, PromptScores, Reading
 from .request import Delta, Request, SamplingParams
@@ -42,6 +42,8 @@ class Engine:
         self,
         config: EngineConfig,
         *,
+        first: Engine | None = None,
+        replica: int = 0,
         clock: Callable[[], float] = time.monotonic,
         progress: bool = False,
         wrap_store: Callable[[Any], Any] = lambda store: store,
@@ -49,32 +51,47 @@ class Engine:
         """Loads the model and allocates the pools; compiles nothing yet. `wrap_store` may put something before the page
         store of the disk tier, for experiments.
 
+        `replica`: which of `config.dp_size` this is. All but the first are made out of it: what has no place on a device
+        they have in common, and parameters come from its devices. It is closed last.
+
         Raises `ConfigError`, `ModelError` or `TokenizerError` for what cannot be used.
         """
         if config.process_id:
             raise ConfigError(
-                f"process_id: {config.process_id} only follows process 0; start it with tierax serve"
+                f"process_id: {config.process_id} only follows process 0; start it as an LLM, or with tierax serve, batch or generate"
             )
         join_processes(config)
         self._leader = leader = Leader(config) if config.num_processes > 1 else None
-        source = resolve_model(config.model_path)
+        self._source = source = first._source if first is not None else resolve_model(config.model_path)
         self.config = config
         self.clock = clock
         self.model_config = source.config
         self.model_name = config.model_name
-        self.tokenizer = load_tokenizer(source)
+        self.tokenizer = first.tokenizer if first is not None else load_tokenizer(source)
         self.chat_template = _chat_template(self.tokenizer)
         self.end_ids = source.eos_token_ids | self.tokenizer.eos_ids
-        self._grammars = GrammarCompiler(self.tokenizer, source.config.vocab_size, self.end_ids)
+        self._grammars = (
+            first._grammars
+            if first is not None
+            else GrammarCompiler(self.tokenizer, source.config.vocab_size, self.end_ids)
+        )
         self.stats = EngineStats()
         self._random = random.Random(config.seed)
-        self._compiles = CompileCounter(self.stats)
+        self._first = first
+        # jax reports what the whole process compiles.
+        self._compiles = first._compiles if first is not None else CompileCounter(self.stats)
         if (directory := config.compile_cache_path()) is not None:
             use_compile_cache(directory)
 
-        placement = place(config.tp_size, source.config)
+        placement = (
+            place_replica(replica, config.dp_size, config.tp_size, source.config)
+            if config.dp_size > 1
+            else place(config.tp_size, source.config)
+        )
         announce: Callable[..., None] = _tell_nobody
         how: dict[str, Any] = {"progress": progress, "on_load": self._compiles.on_load}
+        if first is not None:
+            how["twin"] = first.device
         if leader is not None:
             announce = leader.announce
             how |= {"agree": leader.agree, "announce": announce}
@@ -95,7 +112,11 @@ class Engine:
             page_size,
             config.make_eviction_policy(),
             enabled=not config.disable_radix_cache,
-            host_pages=host_pages(config, device.platform, pool, device.shapes.table_width),
+            host_pages=(
+                first.cache.host.num_pages
+                if first is not None
+                else host_pages(config, device.platform, pool, device.shapes.table_width)
+            ),
             host_policy=config.make_eviction_policy("host"),
             write_policy=config.write_policy,
             identity=fields,
@@ -106,8 +127,8 @@ class Engine:
             self.tiers = build_tiers(
                 config, self.cache, pool, fields, clock=clock, wrap_store=wrap_store, announce=announce
             )
-        self.recorder = None
-        if config.trace_out is not None:
+        self.recorder = first.recorder if first is not None else None
+        if config.trace_out is not None and first is None:
             self.recorder = TraceRecorder(config.trace_out, page_size, clock)
         self.loop = EngineLoop(
             self.cache,
@@ -261,6 +282,8 @@ class Engine:
         if self._leader is not None:
             self.device.steps.wait()
             self._leader.close()
+        if self._first is not None:
+            return
         if self.recorder is not None:
             self.recorder.close()
         self._compiles.close()

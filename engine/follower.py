@@ -47,26 +47,34 @@ def follow(config: EngineConfig) -> int:
         raise ConfigError(f"coordinator_address: {error}") from None
     try:
         leader.send(config.process_id)
-        source = resolve_model(config.model_path)
-        placement = place(config.tp_size, source.config)
-
-        def agree(pages: int, settings: dict[str, Any]) -> int:
-            leader.send(pages, settings)
-            match leader.receive(LOAD_TIMEOUT):
-                case ["pages", int(agreed)]:
-                    return agreed
-                case _:
-                    raise ConfigError("num_processes: process 0 does not go on, and says why")
-
-        device = DeviceSide(config, source, placement, agree=agree)
-        logger.info("process %d of %d follows process 0", config.process_id, config.num_processes)
-        _Follower(device).run(leader)
+        if leader.receive(JOIN_TIMEOUT) == ["dismissed"]:
+            logger.info("process 0 has nothing to do")
+            leader.receive()
+        else:
+            _take_part(config, leader)
     except ChannelError as error:
         raise ConfigError(f"num_processes: {error}") from None
     finally:
         leader.close()
     leave_processes()
     return 0
+
+
+def _take_part(config: EngineConfig, leader: Connection) -> None:
+    source = resolve_model(config.model_path)
+    placement = place(config.tp_size, source.config)
+
+    def agree(pages: int, settings: dict[str, Any]) -> int:
+        leader.send(pages, settings)
+        match leader.receive(LOAD_TIMEOUT):
+            case ["pages", int(agreed)]:
+                return agreed
+            case _:
+                raise ConfigError("num_processes: process 0 does not go on, and says why")
+
+    device = DeviceSide(config, source, placement, agree=agree)
+    logger.info("process %d of %d follows process 0", config.process_id, config.num_processes)
+    _Follower(device).run(leader)
 
 
 class _Follower:

@@ -56,6 +56,12 @@ def leave_processes() -> None:
         jax.distributed.shutdown()
 
 
+def dismiss(config: EngineConfig) -> None:
+    """Lets the other processes end, where there is nothing to do for them. Raises `ConfigError` when they do not come."""
+    join_processes(config)
+    Leader(config, first="dismissed").close()
+
+
 def end_process(reason: str) -> None:
     """Ends this process at once: a device may wait for the lost one's for ever, and no thread could stop that."""
     sys.stderr.write(f"tierax: {reason}; the model cannot run without it, so this process ends too\n")
@@ -68,8 +74,8 @@ def end_process(reason: str) -> None:
 class Leader:
     """The connections to all followers. `close` lets them end."""
 
-    def __init__(self, config: EngineConfig) -> None:
-        """Waits for the others. Raises `ConfigError` when they do not come."""
+    def __init__(self, config: EngineConfig, first: str = "begin") -> None:
+        """Waits for the others, and tells them the first command. Raises `ConfigError` when they do not come."""
         self._followers: list[Connection] = []
         # A script that does not close its engine must not leave the others waiting.
         atexit.register(self.close)
@@ -82,6 +88,7 @@ class Leader:
             for follower in self._followers:
                 process = follower.receive(JOIN_TIMEOUT)[0]
                 follower.peer = f"process {process} of {config.num_processes}"
+            self.announce(first)
         except ChannelError as error:
             self.close()
             raise ConfigError(f"coordinator_address: {error}") from None

@@ -18,7 +18,10 @@ from .config import EngineConfig
 from .engine import Engine
 from .offline import Batch, Embed, Output
 from .prefetch_policy import PrefetchPolicy
+from .replica_loop import Loop, ReplicaLoop
+from .replicas import Replicas, load_thread
 from .request import SamplingParams
+from .stats import EngineStats
 from .validate import ParameterError, check_messages, check_sampling
 
 Prompt = str | Sequence[int]
@@ -43,6 +46,9 @@ class LLM:
 
         `model` is a path, `demo`, or a whole config; `options` are `EngineConfig`'s fields. Raises `ConfigError`,
         `ModelError` or `TokenizerError` for what cannot be used.
+
+        With a `process_id` above 0 it follows process 0 instead, which runs the same script, and ends this process (by
+        SystemExit) when that one closes its LLM or ends.
         """
         if isinstance(model, EngineConfig):
             if options:
@@ -52,31 +58,49 @@ class LLM:
             config = model
         else:
             config = EngineConfig.create(os.fspath(model), **options)
+        if config.process_id:
+            from .follower import follow
+
+            raise SystemExit(follow(config))
         self._turn = threading.Lock()
         self._calls = 0
-        self._engine: Engine | None = Engine(config)
+        thread = load_thread(config)
+        self._replicas = thread if isinstance(thread, Replicas) else None
+        self._engine: Engine | None = thread.engine
+        self._loop: Loop = thread.engine.loop if self._replicas is None else ReplicaLoop(self._replicas)
         bar = partial(
             tqdm,
             desc="preparing step programs",
             unit="program",
-            total=self._engine.num_programs,
+            total=config.dp_size * self._engine.num_programs,
             disable=None if use_tqdm else True,
         )
-        self._engine.warm_up(bar)
+        if self._replicas is None:
+            self._engine.warm_up(bar)
+        else:
+            self._replicas.warm_up(bar)
 
     @property
     def engine(self) -> Engine:
-        """The engine beneath: tokenizer, statistics, loop. Raises RuntimeError after `close`."""
+        """The engine beneath: tokenizer, statistics, loop; with `dp_size` the first of them. Raises RuntimeError after
+        `close`."""
         if self._engine is None:
             raise RuntimeError("this LLM is closed")
         return self._engine
 
+    @property
+    def stats(self) -> EngineStats:
+        """What the engine has counted, or all of `dp_size` together. Raises RuntimeError after `close`."""
+        return self.engine.stats if self._replicas is None else self._replicas.stats
+
     def close(self) -> None:
         """Lets writes to the disk end, within a bound; lets go of the model and its memory. Closing again does nothing."""
         with self._turn:
-            if self._engine is not None:
+            if self._replicas is not None:
+                self._replicas.close()
+            elif self._engine is not None:
                 self._engine.close()
-                self._engine = None
+            self._engine = self._replicas = None
 
     def __enter__(self) -> Self:
         return self
@@ -191,7 +215,7 @@ class LLM:
             bar_class(total=len(encoders), unit="prompt", disable=hidden, miniters=0) as bar,
         ):
             self._calls += 1
-            batch = Batch(self.engine, f"llm-{self._calls}", bar, prefetch)
+            batch = Batch(self.engine, self._loop, f"llm-{self._calls}", bar, prefetch)
             return batch.run(encoders, params, interrupted)
 
     def _params_for(

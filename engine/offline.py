@@ -13,6 +13,7 @@ from tqdm import tqdm
 from .engine import Engine
 from .prefetch_policy import PrefetchPolicy
 from .reading import MeanHidden, PromptScores
+from .replica_loop import Loop
 from .request import Delta, FinishReason, Request, SamplingParams, TokenLogprob
 from .thread import BLOCKED_WAIT, DRAIN_TIMEOUT
 from .validate import ParameterError
@@ -90,8 +91,12 @@ class Embed:
 class Batch:
     """One call's items on their way through the engine's loop."""
 
-    def __init__(self, engine: Engine, name: str, bar: tqdm, prefetch: PrefetchPolicy | None) -> None:
+    def __init__(
+        self, engine: Engine, loop: Loop, name: str, bar: tqdm, prefetch: PrefetchPolicy | None
+    ) -> None:
+        """engine: makes requests; loop: runs them."""
         self._engine = engine
+        self._loop = loop
         self._name = name
         self._bar = bar
         self._prefetch = prefetch
@@ -107,7 +112,7 @@ class Batch:
         interrupted: Callable[[], bool],
     ) -> list[Output]:
         """The outputs in order. However it is left, none of its requests stays in the loop."""
-        loop = self._engine.loop
+        loop = self._loop
         items = zip(encoders, params, strict=True)
         more = True
         try:
@@ -133,7 +138,7 @@ class Batch:
 
         That has a bound, since a disk may have stalled.
         """
-        loop, clock = self._engine.loop, self._engine.clock
+        loop, clock = self._loop, self._engine.clock
         while loop.step():
             pass
         deadline = clock() + DRAIN_TIMEOUT
@@ -155,7 +160,7 @@ class Batch:
         self._outputs.append(output)
         for request, choice in zip(requests, output.choices, strict=True):
             self._open[request.id] = output, choice
-            self._engine.loop.add(request)
+            self._loop.add(request)
 
     def _make_requests(self, ids: list[int], params: SamplingParams | Embed) -> list[Request]:
         request_id = f"{self._name}-{len(self._outputs)}"

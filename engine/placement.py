@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from ..cache.head_order import HeadOrder
 from ..models.config import ModelConfig
 from ..models.sharding import Shares
+from ..models.transformer import Params
 from .config import ConfigError
 
 Device = Any
@@ -22,16 +23,18 @@ Device = Any
 
 @dataclass(frozen=True)
 class Placement:
-    """The devices of one engine: the default one, or those of a mesh that the model is split over."""
+    """The devices of one engine: a single one, or those of a mesh that the model is split over."""
 
     shares: Shares | None
-    """None: the default device has all of the model."""
+    """None: one device has all of the model."""
+    device: Device | None = None
+    """That one, unless it is the default device."""
 
     @cached_property
     def local(self) -> list[Device]:
         """Its devices in this process."""
         if self.shares is None:
-            return jax.local_devices()[:1]
+            return [self.device or jax.local_devices()[0]]
         here = jax.process_index()
         return [device for device in self.shares.mesh.devices.flat if device.process_index == here]
 
@@ -44,6 +47,15 @@ class Placement:
     def single(self) -> SingleDeviceSharding:
         """The first device of this process: memory is laid out on each as on that one."""
         return SingleDeviceSharding(self.local[0])
+
+    def copied(self, params: Params) -> Params:
+        """Parameters of an engine with as many devices, on those of this one."""
+        if self.shares is None:
+            return jax.device_put(params, self.single)
+        mesh = self.shares.mesh
+        return jax.device_put(
+            params, jax.tree.map(lambda leaf: NamedSharding(mesh, leaf.sharding.spec), params)
+        )
 
     def share_of(self, model: ModelConfig) -> ModelConfig:
         """The model that one device runs."""
@@ -74,6 +86,21 @@ def place(tp_size: int, model: ModelConfig, devices: Sequence[Device] | None = N
     if devices is None:
         devices = choose_devices(tp_size)
     return Placement(Shares(model, Mesh(np.array(devices), ("tp",))))
+
+
+def place_replica(replica: int, replicas: int, tp_size: int, model: ModelConfig) -> Placement:
+    """One of several copies of a model in this process, each on devices of its own.
+
+    Raises `ConfigError` if there are not enough.
+    """
+    found = jax.local_devices()
+    if replicas * tp_size > len(found):
+        each = f" on {tp_size} devices each" if tp_size > 1 else ""
+        raise ConfigError(
+            f"dp_size: {replicas} copies{each} take {replicas * tp_size} devices, {_there_are(found)}"
+        )
+    own = found[replica * tp_size : (replica + 1) * tp_size]
+    return Placement(None, own[0]) if tp_size == 1 else place(tp_size, model, own)
 
 
 def choose_devices(count: int) -> list[Device]:

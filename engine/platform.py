@@ -86,12 +86,15 @@ def weight_form(quantization: str, platform: str) -> str:
     return "int8-rows" if quantization == "int8" and find_spec("qwix") else quantization
 
 
-def device_memory(devices: Sequence[Any] | None = None) -> tuple[int, int]:
+def device_memory(
+    devices: Sequence[Any] | None = None, *, copies: int = 1, to_come: int = 0
+) -> tuple[int, int]:
     """Bytes on each of these devices of this process (the first one, if none are given): a figure that is the same at
     every start, for defaults, and what is available now.
 
     An accelerator is ours alone, so both are what the weights leave of it, where they leave least. On CPU the steady
-    figure is all of the memory, of which each device has its part.
+    figure is all of the memory, of which each device has its part, and other copies of the model as much; these have
+    `to_come` bytes of parameters still to load.
     """
     devices = devices or jax.local_devices()[:1]
     stats = [device.memory_stats() for device in devices]
@@ -99,7 +102,8 @@ def device_memory(devices: Sequence[Any] | None = None) -> tuple[int, int]:
         left = min(one["bytes_limit"] - one.get("bytes_in_use", 0) for one in stats)
         return left, left
     total, available = host_memory()
-    return total // len(devices), available // len(devices)
+    shares = len(devices) * copies
+    return total // shares, max(available - to_come, 0) // shares
 
 
 def host_memory() -> tuple[int, int]:

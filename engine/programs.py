@@ -16,6 +16,7 @@ import platform
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -73,7 +74,7 @@ class ProgramStore:
         path = self._place / f"{name}-{_digest(_described(arguments), static)}"
         compiled = self._load(path, arguments)
         if compiled is None:
-            with _without_jax_cache():
+            with _JAX_CACHE.unused():
                 compiled = function.lower(*arguments, **static).compile()
             self._save(path, compiled)
         return compiled
@@ -218,14 +219,34 @@ def _forget(directory: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-@contextlib.contextmanager
-def _without_jax_cache() -> Iterator[None]:
-    """What comes out of jax's cache on a CPU cannot be written again: only what was compiled here can."""
-    directory = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
-    jax.config.update("jax_compilation_cache_dir", None)
-    compilation_cache.reset_cache()
-    try:
-        yield
-    finally:
+class _JaxCache:
+    """jax's own compile cache, of the process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._directory: str | None = None
+
+    @contextlib.contextmanager
+    def unused(self) -> Iterator[None]:
+        """What comes out of it on a CPU cannot be written again: only what was compiled here can. Threads may be in here at
+        the same time."""
+        with self._lock:
+            if self._users == 0:
+                self._directory = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+                self._set(None)
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0:
+                    self._set(self._directory)
+
+    def _set(self, directory: str | None) -> None:
         jax.config.update("jax_compilation_cache_dir", directory)
         compilation_cache.reset_cache()
+
+
+_JAX_CACHE = _JaxCache()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -71,3 +75,22 @@ class EngineStats:
         for tier, tokens in by_tier.items():
             self.cached_by_tier[tier] += tokens
             self.cached_tokens += tokens
+
+
+def total(parts: Sequence[T]) -> T:
+    """Several objects of one dataclass as one: numbers are added up, also within lists and mappings. None and nothing make
+    nothing."""
+    return type(parts[0])(**{f.name: _sum([getattr(p, f.name) for p in parts]) for f in fields(parts[0])})  # pyright: ignore[reportArgumentType]
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, Mapping):
+        # Copied first: their owners may add to them meanwhile.
+        parts = [dict(value) for value in values]
+        names = dict.fromkeys(name for part in parts for name in part)
+        return {name: _sum([part[name] for part in parts if name in part]) for name in names}
+    if isinstance(first, list):
+        return [_sum(column) for column in zip(*values, strict=True)]
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None

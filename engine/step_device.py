@@ -35,16 +35,19 @@ class StepDevice:
         num_slots: int,
         vocab_size: int,
         everywhere: NamedSharding | None = None,
+        device: Any = None,
         announce: Callable[..., None] = lambda command, *arguments: None,
     ) -> None:
         """everywhere: where the sampler's state lies, if there are several devices: all of it on each.
+        device: where it lies, if there is one that is not the default device.
         announce: told of every command, by name and arguments, before it is carried out."""
         self.vocab_size = vocab_size
-        self._params = params
+        self.params = params
         self._pool = pool
         self._functions = functions
         self._num_slots = num_slots
         self._everywhere = everywhere
+        self._device = device
         self.announce = announce
         self._state = self._new_state()
         self._kept: jax.Array | None = None
@@ -62,7 +65,7 @@ class StepDevice:
         """Samples for rows of the last forward. mask: i32 `[rows, ceil(V / 32)]`; None allows everything."""
         self.announce("sample", rows.floats, rows.ints, rows.flags, mask)
         masks = self._no_mask(len(rows.flags)) if mask is None else mask
-        output, self._state = self._functions.sample(self._params, self._kept, rows, self._state, masks)
+        output, self._state = self._functions.sample(self.params, self._kept, rows, self._state, masks)
         return output
 
     def update(self, name: str, arguments: tuple[Any, ...]) -> None:
@@ -73,7 +76,7 @@ class StepDevice:
     def score(self, at_p: np.ndarray, tokens_p: np.ndarray, wants_top_p: np.ndarray) -> ScoreOutput:
         """See `sampler.score`; of the tokens that follow those at `at_p`."""
         self.announce("score", at_p, tokens_p, wants_top_p)
-        return self._functions.score(self._params, self._take(at_p), tokens_p, wants_top_p)
+        return self._functions.score(self.params, self._take(at_p), tokens_p, wants_top_p)
 
     def add_up(self, at_p: np.ndarray, group_p: np.ndarray, groups: int) -> jax.Array:
         """Sums f32 `[groups, D]` of the hidden states at `at_p`, by group."""
@@ -92,7 +95,7 @@ class StepDevice:
 
     def prepare_score(self, tokens_p: np.ndarray, wants_top_p: np.ndarray) -> None:
         self.announce("prepare_score", tokens_p, wants_top_p)
-        self._functions.score.prepare(self._params, self._hidden_like(len(tokens_p)), tokens_p, wants_top_p)
+        self._functions.score.prepare(self.params, self._hidden_like(len(tokens_p)), tokens_p, wants_top_p)
 
     def prepare_add_up(self, group_p: np.ndarray, groups: int) -> None:
         self.announce("prepare_add_up", group_p, groups)
@@ -101,7 +104,7 @@ class StepDevice:
     def prepare_sample(self, rows: SamplingRows) -> None:
         self.announce("prepare_sample", rows.floats, rows.ints, rows.flags)
         mask = self._no_mask(len(rows.flags))
-        self._functions.sample.prepare(self._params, self._kept, rows, self._state, mask)
+        self._functions.sample.prepare(self.params, self._kept, rows, self._state, mask)
 
     def reset(self) -> None:
         """New, empty pool and state, after a fault lost the old ones."""
@@ -124,7 +127,7 @@ class StepDevice:
         return -(-self.vocab_size // 32)
 
     def _inputs(self, vector: np.ndarray, table: np.ndarray) -> tuple[Any, ...]:
-        return self._params, self._pool.array, self._state.last_tokens, vector, table
+        return self.params, self._pool.array, self._state.last_tokens, vector, table
 
     def _hidden_like(self, rows: int) -> jax.ShapeDtypeStruct:
         assert self._hidden is not None
@@ -143,13 +146,14 @@ class StepDevice:
         layout = self._pool.layout
         # A pool with a layout is bound to its device, and so is what steps make of it: a state that was not bound at first
         # would have every program compiled twice.
-        return state if layout is None else jax.device_put(state, layout.sharding)
+        home = self._device if layout is None else layout.sharding
+        return state if home is None else jax.device_put(state, home)
 
     def _no_mask(self, size: int) -> jax.Array:
         if size not in self._no_masks:
             nothing = np.zeros((size, self.mask_width), np.int32)
             if self._everywhere is None:
-                self._no_masks[size] = jax.device_put(nothing)
+                self._no_masks[size] = jax.device_put(nothing, self._device)
             else:
                 self._no_masks[size] = jax.make_array_from_callback(
                     nothing.shape, self._everywhere, lambda index: nothing[index]

@@ -10,9 +10,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from .cache_control import CacheControl
 from .engine import Engine
 from .errors import EngineStopped
 from .request import Delta, Request
+from .stats import EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -50,15 +52,20 @@ class EngineThread:
         """Starts the thread, which warms up first."""
         self._thread.start()
 
+    def stop(self, drain_timeout: float = DRAIN_TIMEOUT) -> None:
+        """Begins what `close` does, and returns at once."""
+        if not self._asked_to_close.is_set():
+            self._deadline = self.engine.clock() + drain_timeout
+            self._asked_to_close.set()
+            self._commands.put(self._end_turns)
+
     def close(self, drain_timeout: float = DRAIN_TIMEOUT) -> None:
         """Aborts what runs, lets writes to the disk end within `drain_timeout` seconds, and joins the thread.
 
         The step in flight, or the program being compiled, is waited for.
         """
-        self._deadline = self.engine.clock() + drain_timeout
-        self._asked_to_close.set()
+        self.stop(drain_timeout)
         if self._thread.ident is not None:
-            self._commands.put(self._stop)
             self._thread.join()
         self._end_calls()
         self.engine.close(self._time_left())
@@ -89,6 +96,21 @@ class EngineThread:
             self._calls.add(future)
         self._commands.put(lambda: self._answer(future, work))
         return future
+
+    @property
+    def replicas(self) -> list[EngineThread]:
+        """The threads of all copies of the model: this one."""
+        return [self]
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.engine.stats
+
+    def cache_control(self, pin_share: float) -> CacheControl:
+        """What operators ask of the engine's cache. Once: it hears of the device's faults."""
+        control = CacheControl(self.engine, pin_share)
+        self.on_fault = control.restore_pins
+        return control
 
     @property
     def alive(self) -> bool:
@@ -184,7 +206,7 @@ class EngineThread:
             if future.set_running_or_notify_cancel():
                 future.set_exception(_stopped())
 
-    def _stop(self) -> None:
+    def _end_turns(self) -> None:
         self._closing = True
 
     def _wind_up(self) -> None:

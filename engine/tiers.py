@@ -66,9 +66,10 @@ class Tiers:
 
 
 def host_pages(config: EngineConfig, platform: Platform, pool: DevicePool, context_pages: int) -> int:
-    """Rows of the host pool. Raises `ConfigError` when they do not fit into the memory that is available."""
+    """Rows of the host pool, of one copy of the model. Raises `ConfigError` when they do not fit into the memory that is available."""
     page_bytes, device_bytes = pool.page_bytes, pool.shape.pages * pool.page_bytes
     _, available = host_memory()
+    copies = config.dp_size
     disk = config.host_disk_cache_dir is not None
     if config.disable_radix_cache:
         return 0
@@ -77,10 +78,10 @@ def host_pages(config: EngineConfig, platform: Platform, pool: DevicePool, conte
         if platform.host_times <= 1 and not disk:
             # Device memory is host memory here: a larger device pool does the same at no cost.
             return 0
-        wanted = min(int(device_bytes * platform.host_times), int(available * HOST_SHARE))
-    elif wanted > available:
+        wanted = min(int(device_bytes * platform.host_times), int(available * HOST_SHARE) // copies)
+    elif wanted * copies > available:
         raise ConfigError(
-            f"host_cache_size: {wanted} bytes are asked for, but only {available} are available beside the device cache"
+            f"host_cache_size: {wanted * copies} bytes are asked for, but only {available} are available beside the device cache"
         )
     pages = wanted // page_bytes
     if disk and pages < 2:

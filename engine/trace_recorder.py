@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import secrets
+import threading
 from array import array
 from collections.abc import Callable
 from hashlib import blake2b
@@ -25,7 +26,7 @@ NOTES = ["recorded by a server; a request is noted when it ends"]
 
 
 class TraceRecorder:
-    """Owns the file: made by the engine, which closes it. Called from the engine's thread only.
+    """Owns the file: made by the engine, which closes it. Called from the threads of engines only.
 
     A line is written when a request ends. A file that cannot be written any more ends the recording, not the server.
     """
@@ -35,6 +36,7 @@ class TraceRecorder:
         self._path = Path(path).expanduser()
         self._page_size = page_size
         self._began = clock()
+        self._lock = threading.Lock()
         self._secret = secrets.token_bytes(16)
         try:
             # A line at a time, so that what a killed server has served is there.
@@ -49,7 +51,7 @@ class TraceRecorder:
 
     def record(self, request: Request) -> None:
         """A request has ended, however it did."""
-        if self._file.closed or request.num_output == 0:
+        if request.num_output == 0:
             return
         line: dict[str, object] = {
             "arrival": round(request.arrival - self._began, 6),
@@ -59,11 +61,14 @@ class TraceRecorder:
         }
         if request.namespace:
             line["tenant"] = self._hash(b"tenant", request.namespace).hex()
-        try:
-            self._write(line)
-        except OSError as error:
-            logger.error("%s: %s; the recording ends here", self._path, error.strerror)
-            self.close()
+        with self._lock:
+            if self._file.closed:
+                return
+            try:
+                self._write(line)
+            except OSError as error:
+                logger.error("%s: %s; the recording ends here", self._path, error.strerror)
+                self.close()
 
     def close(self) -> None:
         try:

@@ -33,14 +33,12 @@ class Engine(Backend):
         """Loads the model and compiles its programs. Raises `ConfigError`, `ModelError` or `TokenizerError` for what
         cannot be used."""
         from ..engine.config import EngineConfig
-        from ..engine.engine import Engine as ModelEngine
-        from ..engine.thread import EngineThread
+        from ..engine.replicas import load_thread
 
         config = (
             model if isinstance(model, EngineConfig) else EngineConfig.create(os.fspath(model), **options)
         )
-        engine = ModelEngine(config)
-        thread = EngineThread(engine)
+        thread = load_thread(config)
         try:
             thread.start()
             thread.wait_ready()
@@ -48,7 +46,7 @@ class Engine(Backend):
             thread.close(0.0)
             raise
         super().__init__()
-        self._engine, self._thread = engine, thread
+        self._engine, self._thread = thread.engine, thread
         self._variables = dict(chat_template_kwargs or {})
         self._calls = 0
 

@@ -11,7 +11,6 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 from prometheus_client.exposition import choose_encoder
 
-from ..engine.cache_control import CacheControl
 from ..engine.errors import EngineStopped
 from ..engine.version import __version__
 from .batch.routes import add_batches
@@ -55,9 +54,8 @@ def make_app(
 
     Run it by `server.make_runner`, whose settings it relies on. `clock` is monotonic, `now` the wall clock; both in seconds.
     """
-    control = CacheControl(thread.engine, config.pin_share())
-    thread.on_fault = control.restore_pins
-    metrics = ServingMetrics(thread.engine, control, clock, config.metrics_alias)
+    control = thread.cache_control(config.pin_share())
+    metrics = ServingMetrics(thread, control, clock, config.metrics_alias)
     cross_origin = CrossOrigin(config.cors_origins)
     middlewares: list[Middleware] = [identify, _count_answers, error_middleware]
     if config.cors_origins:

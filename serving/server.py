@@ -58,16 +58,14 @@ def run(config: EngineConfig, server: ServerConfig) -> int:
         if server.otlp_endpoint is not None:
             check_packages()
         if (events := server.kv_events_config()) is not None:
-            check_endpoints(events)
+            check_endpoints(events, config.dp_size)
         tls_context(server)
         check_data_dir(server)
         warmup = read_warmup_file(server.warmup_file) if server.warmup_file is not None else []
         # jax and the model's code load here, not when the command is parsed.
-        from ..engine.engine import Engine
-        from ..engine.thread import EngineThread
+        from ..engine.replicas import load_thread
 
-        engine = Engine(config)
-        return asyncio.run(serve(EngineThread(engine), server, listener, warmup=warmup))
+        return asyncio.run(serve(load_thread(config), server, listener, warmup=warmup))
 
 
 async def serve(
@@ -233,7 +231,7 @@ async def _warm_up(
     polls = 0
     while thread.alive and not thread.ready and not signal_came.done():
         if polls % PROGRESS_POLLS == 0:
-            stats = thread.engine.stats
+            stats = thread.stats
             say(f"Warming up: {stats.warm_programs} of {stats.step_programs} programs ready")
         polls += 1
         await asyncio.wait((signal_came,), timeout=POLL)

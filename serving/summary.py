@@ -28,7 +28,8 @@ def cache_lines(engine: Any) -> list[str]:
 
 def _room(pages: int, engine: Any) -> str:
     tokens = pages * engine.cache.page_size
-    return f"{pages:,} pages, {tokens:,} tokens, {_bytes(pages * engine.page_bytes)}"
+    each = "" if engine.config.dp_size == 1 else f" for each of {engine.config.dp_size} copies of the model"
+    return f"{pages:,} pages, {tokens:,} tokens, {_bytes(pages * engine.page_bytes)}{each}"
 
 
 def _size(size: Any) -> int:

@@ -17,8 +17,7 @@ from typing import Any
 
 import pytest
 
-import tierax.engine.engine
-import tierax.engine.thread
+import tierax.engine.replicas
 from helpers.batch_client import jsonl, line
 from helpers.fake_engine import FakeEngine, FakeEngineThread, Script, babble, say
 from helpers.live_server import CHAT, Live
@@ -38,8 +37,8 @@ class Local:
         self.engines: list[FakeEngine] = []
         self.script: Script = say("Hello")
         self.source, self.output = directory / "in.jsonl", directory / "out.jsonl"
-        monkeypatch.setattr(tierax.engine.engine, "Engine", self._load)
-        monkeypatch.setattr(tierax.engine.thread, "EngineThread", FakeEngineThread)
+        monkeypatch.setattr(tierax.engine.replicas, "Engine", self._load)
+        monkeypatch.setattr(tierax.engine.replicas, "EngineThread", FakeEngineThread)
 
     def _load(self, config: Any) -> FakeEngine:
         self.engines.append(FakeEngine(self.script))
@@ -166,7 +165,7 @@ def test_no_more_at_once_than_allowed(local: Local, monkeypatch: pytest.MonkeyPa
             super().submit(requests)
             most[0] = max(most[0], len(self.running) + len(self.waiting))
 
-    monkeypatch.setattr(tierax.engine.thread, "EngineThread", Watched)
+    monkeypatch.setattr(tierax.engine.replicas, "EngineThread", Watched)
     assert local.run(ids(20), "--max-concurrency", "3") == 0
     assert 1 <= most[0] <= 3
 
@@ -246,7 +245,7 @@ def test_an_engine_that_ends_is_told(
                 self.kill()
             super().submit(requests)
 
-    monkeypatch.setattr(tierax.engine.thread, "EngineThread", Mortal)
+    monkeypatch.setattr(tierax.engine.replicas, "EngineThread", Mortal)
     assert local.run(ids(5), "--max-concurrency", "1") == 1
     assert "the engine has stopped" in capsys.readouterr().err
     assert len(local.answers) == 2

@@ -64,10 +64,9 @@ async def answer_file(
 
 def engine_thread(config: EngineConfig) -> EngineRunner:
     """An engine that is loaded but not started, for `local_answerer`. Raises `ConfigError` and what else `Engine` does."""
-    from ...engine.engine import Engine
-    from ...engine.thread import EngineThread
+    from ...engine.replicas import load_thread
 
-    return EngineThread(Engine(config))
+    return load_thread(config)
 
 
 @asynccontextmanager

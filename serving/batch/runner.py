@@ -296,7 +296,7 @@ class BatchRunner:
             self._service.check_ready()
         except ApiError:
             return False
-        return self._answering == 0 or self._service.engine.stats.waiting == 0
+        return self._answering == 0 or self._service.stats.waiting == 0
 
     async def _finalizing(self, job: Job, outcome: Outcome) -> None:
         job.record.outcome = outcome

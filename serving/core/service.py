@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -19,7 +19,10 @@ from .answer_form import AnswerForm
 from .generation import Call, Generation, Mailbox
 
 if TYPE_CHECKING:
+    from ...engine.cache_control import CacheControl
     from ...engine.engine import Engine
+    from ...engine.stats import EngineStats
+    from ...engine.thread import EngineThread
 
 WATCH_INTERVAL = 0.5
 """Seconds between looks at the engine's health."""
@@ -32,11 +35,12 @@ _T = TypeVar("_T")
 
 
 class EngineRunner(Protocol):
-    """What serving needs of `engine.thread.EngineThread`."""
+    """What serving needs of `engine.thread.EngineThread`, and of `engine.replicas.Replicas`, which are several as one."""
 
     engine: Engine
-    on_fault: Callable[[], None]
+    """One of the engines, for what is the same in all."""
 
+    def cache_control(self, pin_share: float) -> CacheControl: ...
     def start(self) -> None: ...
     def close(self, drain_timeout: float = ...) -> None: ...
     def hurry(self) -> None: ...
@@ -44,6 +48,10 @@ class EngineRunner(Protocol):
     def submit(self, requests: list[Request]) -> None: ...
     def abort(self, request_ids: list[str]) -> None: ...
     def heartbeat_age(self) -> float: ...
+    @property
+    def replicas(self) -> Sequence[EngineThread]: ...
+    @property
+    def stats(self) -> EngineStats: ...
     @property
     def alive(self) -> bool: ...
     @property
@@ -93,6 +101,11 @@ class Service:
         return self.thread.engine
 
     @property
+    def stats(self) -> EngineStats:
+        """The engine's counters."""
+        return self.thread.stats
+
+    @property
     def live(self) -> bool:
         """The engine's loop runs and shows it; while it warms up, running is enough."""
         beating = not self.thread.ready or self.thread.heartbeat_age() < MAX_HEARTBEAT_AGE
@@ -121,7 +134,7 @@ class Service:
             self._calls -= 1
 
     def _check_room(self, taken: int) -> None:
-        if taken >= self.engine.stats.slots + self._max_queued:
+        if taken >= self.stats.slots + self._max_queued:
             message = f"The server has {self._max_queued} requests waiting, which is as many as it takes."
             raise unavailable(message, "queue_full")
 

@@ -84,7 +84,7 @@ class TreeQuery(msgspec.Struct):
 def add_dashboard(app: web.Application) -> None:
     """Adds the routes, the history that they show and the logins. `login_middleware` belongs outside that of the keys."""
     service = app[SERVICE]
-    app[HISTORY] = History(lambda: service.engine.stats, service.metrics.ttft.take_recent, service.clock)
+    app[HISTORY] = History(lambda: service.stats, service.metrics.ttft.take_recent, service.clock)
     app[SESSIONS] = Sessions(service.clock)
     app[DOCUMENTS] = {name: _load(name, scripts) for name, scripts in _SCRIPTS.items()}
     app.cleanup_ctx.append(_keep_history)
@@ -141,7 +141,7 @@ async def data(request: web.Request) -> web.Response:
     service, history = request.app[SERVICE], request.app[HISTORY]
     metrics, engine = service.metrics, service.engine
     hit_rate, busy = metrics.hit_rate(), metrics.busy_ratio()
-    stats = engine.stats
+    stats = service.stats
     return json_response(
         {
             "model": engine.model_name,
@@ -195,7 +195,7 @@ def _state(service: Service) -> str:
 
 
 def _tiers(service: Service, control: CacheControl) -> list[dict[str, Any]]:
-    stats, evictions = service.engine.stats, control.evictions()
+    stats, evictions = service.stats, control.evictions()
     return [
         {
             "name": name,

@@ -58,6 +58,14 @@ class KvEventsConfig:
         kind, _, place = self.endpoint.partition("://")
         return kind != "tcp" or place.rpartition(":")[0] in _BINDS
 
+    def of_rank(self, rank: int) -> KvEventsConfig:
+        """The settings for one of several copies of the model: ports are counted up from these, other names get a suffix.
+        Raises `ConfigError` where there is no such port."""
+        if rank == 0:
+            return self
+        replay = None if self.replay_endpoint is None else _of_rank(self.replay_endpoint, rank)
+        return dataclasses.replace(self, endpoint=_of_rank(self.endpoint, rank), replay_endpoint=replay)
+
     @classmethod
     def parse(cls, text: str) -> KvEventsConfig | None:
         """The settings out of an endpoint alone, or out of a JSON object of them, as other engines take it:
@@ -82,6 +90,14 @@ class KvEventsConfig:
                 raise ConfigError(f"kv_events: there is no {name!r}; known: {', '.join(known)}")
         config = cls(**fields)
         return config if enabled and publisher == "zmq" else None
+
+
+def _of_rank(endpoint: str, rank: int) -> str:
+    kind, _, place = endpoint.partition("://")
+    if kind != "tcp":
+        return f"{endpoint}_dp{rank}"
+    host, _, port = place.rpartition(":")
+    return f"tcp://{host}:{int(port) + rank}"
 
 
 def _is_endpoint(value: object) -> bool:

@@ -46,10 +46,12 @@ def block_hash(key: bytes) -> int:
     return int.from_bytes(key[-8:], "big")
 
 
-def encode_batch(events: Iterable[PageEvent], *, ts: float, page_size: int, encoding: str) -> bytes:
-    """The payload of a message; `ts` in seconds since 1970."""
+def encode_batch(
+    events: Iterable[PageEvent], *, ts: float, page_size: int, encoding: str, rank: int = 0
+) -> bytes:
+    """The payload of a message; `ts` in seconds since 1970, `rank` the number of the model's copy."""
     shown = [_array(event, page_size) for event in events]
-    return _encode([ts, shown if encoding == "array" else [_map(event) for event in shown], 0])
+    return _encode([ts, shown if encoding == "array" else [_map(event) for event in shown], rank])
 
 
 def _array(event: PageEvent, page_size: int) -> list[Any]:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -81,13 +81,19 @@ class Sockets:
         self._context.term()
 
 
-def check_endpoints(config: KvEventsConfig) -> None:
-    """Raises `ConfigError` for what a `Publisher` could not open."""
-    Sockets(config).close()
+def check_endpoints(config: KvEventsConfig, ranks: int = 1) -> None:
+    """Raises `ConfigError` for what so many `Publisher`s could not open."""
+    opened: list[Sockets] = []
+    try:
+        for rank in range(ranks):
+            opened.append(Sockets(config.of_rank(rank)))
+    finally:
+        for sockets in opened:
+            sockets.close()
 
 
-class Publisher(Collector):
-    """Owns the sockets and the thread: `start`, then `close`, which joins it. Shows what it does as metrics, too."""
+class Publisher:
+    """Owns the sockets and the thread: `start`, then `close`, which joins it."""
 
     def __init__(
         self,
@@ -95,6 +101,7 @@ class Publisher(Collector):
         log: PageLog,
         *,
         page_size: int,
+        rank: int = 0,
         retell: Callable[[], Future[Any]],
         now: Callable[[], float],
     ) -> None:
@@ -105,6 +112,7 @@ class Publisher(Collector):
         self._config = config
         self._log = log
         self._page_size = page_size
+        self._rank = rank
         self._retell = retell
         self._now = now
         self._sequence = 0
@@ -130,12 +138,10 @@ class Publisher(Collector):
         self._log.close()
         self._sockets.close()
 
-    def collect(self) -> Iterator[Metric]:
-        yield CounterMetricFamily("tierax_kv_events", "Events of the cache published.", value=self._events)
-        yield CounterMetricFamily("tierax_kv_event_batches", "Messages of them.", value=self._sequence)
-        yield CounterMetricFamily(
-            "tierax_kv_event_gaps", "Times that the log was full, and all was told anew.", value=self._gaps
-        )
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Events, messages, and gaps so far."""
+        return self._events, self._sequence, self._gaps
 
     def _run(self) -> None:
         while not self._stop.is_set():
@@ -156,7 +162,11 @@ class Publisher(Collector):
     def _publish(self) -> None:
         while (taken := self._log.take(MOST_EVENTS)).events:
             payload = encode_batch(
-                taken.events, ts=self._now(), page_size=self._page_size, encoding=self._config.encoding
+                taken.events,
+                ts=self._now(),
+                page_size=self._page_size,
+                encoding=self._config.encoding,
+                rank=self._rank,
             )
             self._sockets.pub.send_multipart(
                 [self._config.topic.encode(), self._sequence.to_bytes(8, "big"), payload]
@@ -188,3 +198,26 @@ class Publisher(Collector):
             if sequence >= start:
                 self._sockets.replay.send_multipart([*envelope, sequence.to_bytes(8, "big"), payload])
         self._sockets.replay.send_multipart([*envelope, END, b""])
+
+
+class Publishers(Collector):
+    """A publisher for each copy of the model, started and closed together. Shows what they do as metrics, too."""
+
+    def __init__(self, publishers: Sequence[Publisher]) -> None:
+        self._publishers = publishers
+
+    def start(self) -> None:
+        for publisher in self._publishers:
+            publisher.start()
+
+    def close(self) -> None:
+        for publisher in self._publishers:
+            publisher.close()
+
+    def collect(self) -> Iterator[Metric]:
+        events, batches, gaps = map(sum, zip(*(one.counts for one in self._publishers), strict=True))
+        yield CounterMetricFamily("tierax_kv_events", "Events of the cache published.", value=events)
+        yield CounterMetricFamily("tierax_kv_event_batches", "Messages of them.", value=batches)
+        yield CounterMetricFamily(
+            "tierax_kv_event_gaps", "Times that the log was full, and all was told anew.", value=gaps
+        )

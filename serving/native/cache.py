@@ -169,7 +169,8 @@ async def pins(request: web.Request) -> web.Response:
     found = await request.app[SERVICE].in_engine(control.list_pins)
     answer: dict[str, Any] = {"pins": _visible(request, found)}
     if tenant_of(request) is None:
-        answer |= {"pages": control.pins.pages, "quota_pages": control.pins.quota_pages}
+        pages, quota = control.pinned()
+        answer |= {"pages": pages, "quota_pages": quota}
     return json_response(answer)
 
 

@@ -263,9 +263,9 @@ async def server_info(request: web.Request) -> web.Response:
         "model_path": _shown(engine.config.model_path),
         "ready": service.thread.ready and not service.draining,
         "max_model_len": engine.context_length,
-        "max_total_tokens": engine.stats.pages_total * engine.cache.page_size,
-        "max_running_requests": engine.stats.slots,
-        "dp_size": 1,
+        "max_total_tokens": service.stats.pages_total * engine.cache.page_size,
+        "max_running_requests": service.stats.slots,
+        "dp_size": engine.config.dp_size,
         "load": dict(_load(service)),
     }
     if tenant_of(request) is None:
@@ -293,20 +293,23 @@ async def load(request: web.Request) -> web.Response:
 
 @Documented(answer=list[RankLoad])
 async def rank_loads(request: web.Request) -> web.Response:
-    """How much the server has to do, as SGLang's router reads it."""
-    engine = request.app[SERVICE].engine
-    stats = engine.stats
-    told: RankLoad = {
-        "dp_rank": 0,
-        "num_reqs": stats.running + stats.waiting,
-        "num_waiting_reqs": stats.waiting,
-        "num_tokens": stats.pages_in_use * engine.cache.page_size,
-    }
-    return json_response([told])
+    """How much each copy of the model has to do, as SGLang's router reads it."""
+    told: list[RankLoad] = []
+    for rank, thread in enumerate(request.app[SERVICE].thread.replicas):
+        stats = thread.stats
+        told.append(
+            {
+                "dp_rank": rank,
+                "num_reqs": stats.running + stats.waiting,
+                "num_waiting_reqs": stats.waiting,
+                "num_tokens": stats.pages_in_use * thread.engine.cache.page_size,
+            }
+        )
+    return json_response(told)
 
 
 def _load(service: Service) -> Load:
-    stats = service.engine.stats
+    stats = service.stats
     return {
         "server_load": service.open_calls,
         "running": stats.running,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from prometheus_client.samples import Sample
 
 if TYPE_CHECKING:
     from ...engine.engine import Engine
+    from ...engine.stats import EngineStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +79,13 @@ def config_info(name: str, labels: Mapping[str, object]) -> Metric:
 class AliasCollector(Collector):
     """What `sources` collect, again under the names that `alias` (one of `config.METRICS_ALIASES`) uses, labelled with the model."""
 
-    def __init__(self, alias: str, engine: Engine, sources: Sequence[Collector]) -> None:
+    def __init__(
+        self, alias: str, engine: Engine, stats: Callable[[], EngineStats], sources: Sequence[Collector]
+    ) -> None:
         self._alias = alias
         self._names = _NAMES[alias]
         self._engine = engine
+        self._stats = stats
         self._sources = sources
 
     def collect(self) -> Iterator[Metric]:
@@ -114,7 +118,7 @@ class AliasCollector(Collector):
 
     def _pool(self) -> Iterator[Metric]:
         """What they say of the pool's size."""
-        page, stats = self._engine.cache.page_size, self._engine.stats
+        page, stats = self._engine.cache.page_size, self._stats()
         model = {"model_name": self._engine.model_name}
         names = ("block_size", "num_gpu_blocks") if self._alias == "vllm" else ("page_size", "num_pages")
         sizes = dict(zip(names, (page, stats.pages_total), strict=True))

@@ -16,10 +16,11 @@ from ...engine.cache_control import CacheControl
 from ...engine.request import Request
 from ...engine.stats import EngineStats
 from .alias import AliasCollector, config_info
+from .replicas import ReplicaCollector
 from .tiers import TierCollector
 
 if TYPE_CHECKING:
-    from ...engine.engine import Engine
+    from ..core.service import EngineRunner
 
 WINDOW = 60.0
 """Seconds over which rates are taken."""
@@ -73,16 +74,23 @@ class ServingMetrics:
     """
 
     def __init__(
-        self, engine: Engine, control: CacheControl, clock: Callable[[], float], alias: str | None = None
+        self,
+        thread: EngineRunner,
+        control: CacheControl,
+        clock: Callable[[], float],
+        alias: str | None = None,
     ):
-        self._stats: Callable[[], EngineStats] = lambda: engine.stats
+        engine = thread.engine
+        self._stats: Callable[[], EngineStats] = lambda: thread.stats
         self._control = control
         self._clock = clock
         self._samples: deque[_Sample] = deque()
         self.registry = CollectorRegistry()
         engine_collector = _EngineCollector(self, self._stats, engine.cache.page_size)
         self.registry.register(engine_collector)
-        self.registry.register(TierCollector(engine, control, self.disk_eviction_rate))
+        self.registry.register(TierCollector(self._stats, control, self.disk_eviction_rate))
+        if len(thread.replicas) > 1:
+            self.registry.register(ReplicaCollector(thread.replicas))
         # Memory, descriptors and processor time of this process.
         ProcessCollector(namespace="tierax", registry=self.registry)
         self.tasks = Gauge("tierax_event_loop_tasks", "Tasks of the event loop.", registry=self.registry)
@@ -132,7 +140,7 @@ class ServingMetrics:
         )
         if alias is not None:
             sources = (engine_collector, ttft, self.inter_token, self._tpot, self._queue, self._e2e)
-            self.registry.register(AliasCollector(alias, engine, sources))
+            self.registry.register(AliasCollector(alias, engine, self._stats, sources))
         self.sample()
 
     def observe_finished(self, request: Request, seconds: float) -> None:

@@ -13,7 +13,7 @@ from ...engine.cache_control import COPY_LATENCY_BOUNDS_MS, CacheControl
 from ...engine.prefetch import PrefetchStats
 
 if TYPE_CHECKING:
-    from ...engine.engine import Engine
+    from ...engine.stats import EngineStats
 
 DIRECTIONS = {
     "save": "device_to_host",
@@ -34,15 +34,17 @@ _STATES = {
 class TierCollector(Collector):
     """What every tier holds, was asked for, has lost and moved. Counters only grow; tiers that are not there are left out."""
 
-    def __init__(self, engine: Engine, control: CacheControl, eviction_rate: Callable[[], float]) -> None:
-        self._engine = engine
+    def __init__(
+        self, stats: Callable[[], EngineStats], control: CacheControl, eviction_rate: Callable[[], float]
+    ) -> None:
+        self._stats = stats
         self._control = control
         self._eviction_rate = eviction_rate
 
     def collect(self) -> Iterator[Metric]:
         tiers = list(self._control.levels())
         yield from self._levels()
-        stats = self._engine.stats
+        stats = self._stats()
         for name, text, counts in (
             ("cache_tier_query_tokens", "Prompt tokens that no tier above had.", stats.queries_by_tier),
             ("cache_tier_hit_tokens", "Prompt tokens found, by where they were.", stats.cached_by_tier),
@@ -50,10 +52,10 @@ class TierCollector(Collector):
             yield _counter(name, text, ("tier",), {(tier,): counts[tier] for tier in tiers})
         evictions = self._control.evictions()
         yield _counter("cache_evicted_pages", "Pages that left a tier.", ("tier", "reason"), evictions)
-        if self._engine.tiers is not None:
+        if (prefetch := self._control.prefetch_stats()) is not None:
             yield from self._copies(tiers)
-            yield from _prefetch(self._engine.tiers.transfers.prefetcher.stats)
-            paused = self._engine.tiers.transfers.writer.stats.paused
+            yield from _prefetch(prefetch)
+            paused = self._control.write_pauses()
             yield _counter(
                 "disk_write_pauses", "Times that writing paused after a failure.", (), {(): paused}
             )
@@ -67,26 +69,23 @@ class TierCollector(Collector):
 
     def _sharing(self) -> Iterator[Metric]:
         """Of a disk cache to which other servers write, too."""
-        assert self._engine.tiers is not None
-        fleet, search = self._engine.tiers.fleet, self._engine.tiers.transfers.prefetcher.search
-        if fleet is not None:
-            stats = fleet.fleet.stats
+        shared = self._control.sharing()
+        if shared.servers is not None:
             yield GaugeMetricFamily(
                 "tierax_disk_cache_servers",
                 "Servers alive that write to the disk cache.",
-                value=stats.replicas,
+                value=shared.servers,
             )
             yield GaugeMetricFamily(
-                "tierax_disk_cache_collects", "1 if this one deletes for all.", value=fleet.fleet.collects
+                "tierax_disk_cache_collects", "1 if this one deletes for all.", value=shared.collects
             )
             for name, text, value in (
-                ("deleted_pages", "Pages that this server has deleted for all.", stats.deleted_pages),
-                ("spared_pages", "Pages not deleted since another needed them.", stats.spared_pages),
+                ("deleted_pages", "Pages that this server has deleted for all.", shared.deleted_pages),
+                ("spared_pages", "Pages not deleted since another needed them.", shared.spared_pages),
             ):
                 yield _counter(f"disk_cache_{name}", text, (), {(): value})
-        if search is not None:
-            prober = search.prober
-            counts = {("found",): prober.hits, ("absent",): prober.asked - prober.hits}
+        if shared.searches is not None:
+            counts = {(result,): count for result, count in shared.searches.items()}
             yield _counter("disk_cache_searches", "Prompts looked for on the disk.", ("result",), counts)
 
     def _levels(self) -> Iterator[Metric]:
@@ -109,18 +108,17 @@ class TierCollector(Collector):
         yield from (pages, used_pages, used, capacity)
 
     def _copies(self, tiers: Sequence[str]) -> Iterator[Metric]:
-        assert self._engine.tiers is not None
-        stats = self._engine.tiers.mover.stats
+        stats = self._control.copy_stats()
         kinds = {kind: DIRECTIONS[kind] for kind in DIRECTIONS if "disk" in tiers or kind not in _DISK}
         for name, text, counts in (
-            ("cache_copied_bytes", "Bytes that arrived.", {k: stats.kinds[k].bytes for k in kinds}),
-            ("cache_copied_pages", "Pages that arrived.", {k: stats.kinds[k].pages for k in kinds}),
+            ("cache_copied_bytes", "Bytes that arrived.", {k: stats[k].bytes for k in kinds}),
+            ("cache_copied_pages", "Pages that arrived.", {k: stats[k].pages for k in kinds}),
         ):
             yield _counter(name, text, ("direction",), {(kinds[k],): count for k, count in counts.items()})
         failures = {
             (direction, outcome.value): count
             for kind, direction in kinds.items()
-            for outcome, count in stats.kinds[kind].failures.items()
+            for outcome, count in stats[kind].failures.items()
         }
         yield _counter(
             "cache_copy_failed_pages", "Pages that did not arrive.", ("direction", "outcome"), failures
@@ -131,14 +129,12 @@ class TierCollector(Collector):
             labels=("direction",),
         )
         for kind, direction in kinds.items():
-            latency.add_metric(
-                (direction,), *_histogram(stats.kinds[kind].latency_counts, stats.kinds[kind].latency_ms)
-            )
+            latency.add_metric((direction,), *_histogram(stats[kind].latency_counts, stats[kind].latency_ms))
         yield latency
         loads = HistogramMetricFamily(
             "tierax_l2_to_l1_latency_ms", "Milliseconds of copies from host to device, waiting left out."
         )
-        loads.add_metric((), *_histogram(stats.load.latency_counts, stats.load.latency_ms))
+        loads.add_metric((), *_histogram(stats["load"].latency_counts, stats["load"].latency_ms))
         yield loads
 
 

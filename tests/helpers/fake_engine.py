@@ -18,6 +18,7 @@ import numpy as np
 
 from helpers.byte_tokenizer import EOS, VOCAB_SIZE, byte_tokenizer
 from tierax.cache.manager import CacheManager
+from tierax.engine.cache_control import CacheControl
 from tierax.engine.chat_template import ChatTemplate
 from tierax.engine.config import EngineConfig
 from tierax.engine.constraint import Constraint, Matcher
@@ -196,7 +197,6 @@ class FakeEngineThread:
         engine.stats.slots = max_running
         self.is_ready = True
         self.fault: str | None = None
-        self.on_fault: Callable[[], None] = lambda: None
         self.drain_timeout: float | None = None
         """What `close` was given."""
         self.hurried = False
@@ -208,6 +208,17 @@ class FakeEngineThread:
         self._going.set()
         self._stop = False
         self._thread = threading.Thread(target=self._run, name="fake-engine", daemon=True)
+
+    @property
+    def replicas(self) -> list[Any]:
+        return [self]
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.engine.stats
+
+    def cache_control(self, pin_share: float) -> CacheControl:
+        return CacheControl(self.engine, pin_share)
 
     def start(self) -> None:
         self._thread.start()

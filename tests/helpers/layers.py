@@ -20,6 +20,7 @@ PURE_ENGINE = tuple(
             "plan",
             "prefetch",
             "disk_search",
+            "router",
             "prefetch_policy",
             "reading",
             "tier_transfers",

@@ -17,6 +17,7 @@ from aiohttp import ClientResponse, ClientSession, web
 from helpers.fake_engine import FakeEngine, FakeEngineThread
 from helpers.tiered_engine import TieredEngine
 from tierax.engine.engine import Engine
+from tierax.engine.replicas import Replicas
 from tierax.engine.thread import EngineThread
 from tierax.serving.app import make_app
 from tierax.serving.config import ServerConfig
@@ -32,9 +33,10 @@ class Live:
 
     url: str
     session: ClientSession
-    engine: FakeEngine
+    engine: Any
+    """A `FakeEngine`, or what runs in its place."""
     thread: Any
-    """A `FakeEngineThread`, or the real thread over a `TieredEngine`."""
+    """A `FakeEngineThread`, the real thread over a `TieredEngine`, or several of these as `Replicas`."""
     app: web.Application
     runner: web.AppRunner
     data: tempfile.TemporaryDirectory[str]
@@ -43,7 +45,7 @@ class Live:
     @classmethod
     async def start(
         cls,
-        engine: FakeEngine,
+        engine: FakeEngine | Replicas,
         config: ServerConfig,
         *,
         now: Callable[[], float] = time.time,
@@ -53,10 +55,12 @@ class Live:
         if config.data_dir == "auto":
             # Never the directory of whoever runs the tests.
             config = dataclasses.replace(config, data_dir=data.name)
-        real = isinstance(engine, TieredEngine | Engine)
-        thread: Any = (
-            EngineThread(cast(Engine, engine)) if real else FakeEngineThread(engine, **thread_options)
-        )
+        real = isinstance(engine, TieredEngine | Engine | Replicas)
+        thread: Any = engine if isinstance(engine, Replicas) else None
+        if thread is None:
+            thread = (
+                EngineThread(cast(Engine, engine)) if real else FakeEngineThread(engine, **thread_options)
+            )
         thread.start()
         if real:
             await asyncio.to_thread(thread.wait_ready)

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from helpers.fake_engine import FakeEngine, Script, babble
 from helpers.live_server import Live
+from tierax.engine.replicas import Replicas
 from tierax.serving.config import ServerConfig
 
 Serve = Callable[..., Awaitable[Live]]
@@ -23,7 +24,7 @@ async def serve() -> AsyncIterator[Serve]:
     async def start(
         script: Script = babble,
         *,
-        engine: FakeEngine | None = None,
+        engine: FakeEngine | Replicas | None = None,
         step_seconds: float = 0.0,
         max_running: int = 64,
         now: Callable[[], float] = time.time,

@@ -17,7 +17,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from helpers.byte_tokenizer import EOS
 from helpers.fake_engine import FakeEngine, FakeEngineThread, say
 from helpers.live_server import CHAT, COMPLETIONS, MESSAGES, events_of, eventually
-from tierax.engine.cache_control import CacheControl
 from tierax.serving.config import ServerConfig
 from tierax.serving.core.keys import SERVICE
 from tierax.serving.http.errors import unavailable
@@ -222,7 +221,8 @@ async def test_metrics_parse_and_hold_no_prompt(serve):
 
 async def test_wide_finite_buckets_and_sliding_hit_rate():
     engine, now = FakeEngine(), [0.0]
-    metrics = ServingMetrics(engine, CacheControl(engine, 0.5), lambda: now[0])  # pyright: ignore[reportArgumentType]
+    thread = FakeEngineThread(engine)
+    metrics = ServingMetrics(thread, thread.cache_control(0.5), lambda: now[0])
     for seconds in (0.004, 0.2, 95, 1500):
         assert min(bucket for bucket in BUCKETS if bucket >= seconds) < float("inf")
         metrics.ttft.observe(seconds)

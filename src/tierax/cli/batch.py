@@ -66,17 +66,45 @@ def run(argv: list[str]) -> int:
     )
     add_engine_options(parser)
     values = vars(parser.parse_args(argv))
+    if values["base_url"] is None and values.get("process_id"):
+        return _follow(values, parser)
     work = _spread_work(values, parser) if values["ray"] is not None else _work(_answerer(values, parser))
 
     with _input(values["input"], values["output"]) as source:
         try:
-            return _answer(source, values, work)
+            return _answer(source, values, work, _dismissal(values, parser))
         except KeyboardInterrupt:
             print(f"{NAME}: interrupted; the same command goes on from here", file=sys.stderr)
             raise
 
 
-def _answer(source: BinaryIO, values: dict[str, Any], work: Work) -> int:
+def _follow(values: dict[str, Any], parser: Parser) -> int:
+    """Files are process 0's business."""
+    if values["ray"] is not None:
+        parser.error("--ray spreads lines over engines of one process each; leave --process-id away")
+    config = _batch_config(values, parser)
+
+    from ..engine.follower import follow
+
+    return follow(config)
+
+
+def _dismissal(values: dict[str, Any], parser: Parser) -> Callable[[], None]:
+    """What lets other processes go where no line is left to answer."""
+    if values["base_url"] is not None or values.get("num_processes", 1) == 1:
+        return lambda: None
+    config = _batch_config(values, parser)
+
+    def dismiss_others() -> None:
+        from ..engine.leader import dismiss
+
+        dismiss(config)
+
+    return dismiss_others
+
+
+def _answer(source: BinaryIO, values: dict[str, Any], work: Work, dismiss: Callable[[], None]) -> int:
+    """`dismiss` is called in the place of `work` where nothing is left to do."""
     from tqdm import tqdm
 
     from ..engine.errors import EngineStopped
@@ -90,7 +118,9 @@ def _answer(source: BinaryIO, values: dict[str, Any], work: Work) -> int:
         keys = [line.key for line in read_lines(source, MAX_LINE)]
         left = sum(key not in tally.keys for key in keys)
         source.seek(0)
-        if left:
+        if not left:
+            dismiss()
+        else:
             with tqdm(total=len(keys), initial=len(keys) - left, unit="line", disable=None) as bar:
 
                 def done(raw: bytes) -> None:
@@ -137,7 +167,9 @@ def _spread_work(values: dict[str, Any], parser: Parser) -> Work:
     if not 0 < values["ray_cpus"] < math.inf:
         parser.error(f"--ray-cpus {values['ray_cpus']:g}: must be more than 0")
     check_packages()
-    config = engine_config({"skip_warmup": True, **values}, parser)
+    config = _batch_config(values, parser)
+    if config.num_processes > 1:
+        parser.error("--ray spreads lines over engines of one process each; leave --num-processes away")
 
     def work(lines: Iterator[Line], keys: set[str | int], put: Callable[[bytes], None], at_once: int) -> None:
         from ..integrations.ray_batch import ray_workers
@@ -173,9 +205,13 @@ def _answerer(values: dict[str, Any], parser: Parser) -> Engine:
         return lambda: _remote(url, key)
     if values["api_key"] is not None:
         parser.error("--api-key is for --base-url")
-    # A batch needs few of the programs that a server prepares for.
-    config = engine_config({"skip_warmup": True, **values}, parser)
+    config = _batch_config(values, parser)
     return lambda: _local(config)
+
+
+def _batch_config(values: dict[str, Any], parser: Parser) -> EngineConfig:
+    # A batch needs few of the programs that a server prepares for.
+    return engine_config({"skip_warmup": True, **values}, parser)
 
 
 def _remote(url: str, key: str | None) -> AbstractAsyncContextManager[Answerer]:

@@ -48,6 +48,13 @@ ENGINE_OPTIONS = (
         "N",
     ),
     Option(
+        "dp_size",
+        ("--dp-size", "--data-parallel-size", "--dp"),
+        "copies of the model in this process, each on --tp-size devices of its own",
+        int,
+        "N",
+    ),
+    Option(
         "coordinator_address",
         ("--coordinator-address", "--dist-init-addr"),
         "where several processes run one model: process 0, whose next port is used too",
@@ -145,23 +152,10 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     )
     add_options(parser, ENGINE_OPTIONS, "engine")
     add_options(parser, TIER_OPTIONS, "tiers below the device")
-    parser.add_argument(
-        "--dp-size",
-        "--data-parallel-size",
-        type=int,
-        default=1,
-        metavar="N",
-        help="only 1: see docs/parallel.md",
-    )
 
 
 def engine_config(values: Mapping[str, Any], parser: Parser) -> EngineConfig:
     """The engine's settings out of parsed flags."""
-    if values["dp_size"] != 1:
-        parser.error(
-            f"--dp-size {values['dp_size']}: a server is one engine; run one server for each copy of the model, and a router"
-            " before them (docs/parallel.md)"
-        )
     settings = pick(values, (*ENGINE_OPTIONS, *TIER_OPTIONS, NAME_OPTION))
     if settings.pop("hierarchical", False):
         settings.setdefault("host_cache_size", HIERARCHICAL_SIZE)
