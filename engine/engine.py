@@ -20,6 +20,7 @@ from .grammar import Compiled, GrammarCompiler
 from .jax_executor import JaxExecutor
 from .leader import Leader, join_processes
 from .loop import EngineLoop
+from .page_share import page_share
 from .placement import place
 from .prefetch_policy import PrefetchPolicy
 from .reading import MeanHidden, PromptScores, Reading
@@ -73,11 +74,9 @@ class Engine:
             use_compile_cache(directory)
 
         placement = place(config.tp_size, source.config)
-        announce: Callable[..., None] = _tell_nobody
         how: dict[str, Any] = {"progress": progress, "on_load": self._compiles.on_load}
         if leader is not None:
-            announce = leader.announce
-            how |= {"agree": leader.agree, "announce": announce}
+            how |= {"agree": leader.agree, "announce": leader.announce}
         self.device = device = DeviceSide(config, source, placement, **how)
         self.dtype, self.activations, self.kv_dtype = device.dtype, device.activations, device.kv_dtype
         self.context_length = device.context_length
@@ -104,7 +103,14 @@ class Engine:
         self.tiers = None
         if self.cache.host.num_pages:
             self.tiers = build_tiers(
-                config, self.cache, pool, fields, clock=clock, wrap_store=wrap_store, announce=announce
+                config,
+                self.cache,
+                pool,
+                fields,
+                share=page_share(pool, placement, config.process_id),
+                clock=clock,
+                wrap_store=wrap_store,
+                leader=leader,
             )
         self.recorder = None
         if config.trace_out is not None:
@@ -264,10 +270,6 @@ class Engine:
         if self.recorder is not None:
             self.recorder.close()
         self._compiles.close()
-
-
-def _tell_nobody(command: str, *arguments: Any) -> None:
-    """What a single process says of its commands."""
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
