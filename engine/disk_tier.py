@@ -83,11 +83,16 @@ def open_disk(
 
 def open_disk_of_all(store: PageStore, leader: Leader) -> None:
     """Has the other processes open the same place. Raises `ConfigError` if one of them cannot, or sees another."""
-    mark = "" if store.read_only else store.mark(secrets.token_hex(REPLICA_BYTES))
+    mark = ""
     try:
+        if not store.read_only:
+            mark = store.mark(secrets.token_hex(REPLICA_BYTES))
         leader.ask("disk", mark)
+    except StoreError as error:
+        raise ConfigError(f"host_disk_cache_dir: {error}") from error
     finally:
-        store.unmark(mark)
+        if mark:
+            store.unmark(mark)
 
 
 def open_disk_as_told(config: EngineConfig, mark: str) -> tuple[PageStore | None, str]:

@@ -139,7 +139,12 @@ def build_tiers(
     announce = _tell_nobody if leader is None else leader.announce
     records = team = None
     if store is not None and leader is not None:
-        open_disk_of_all(store, leader)
+        try:
+            open_disk_of_all(store, leader)
+        except ConfigError:
+            if disk is not None and disk.fleet is not None:
+                disk.fleet.close()
+            raise
         records = team = TeamRecords(store, share, leader.others, announce)
         leader.listen(team.heard)
     elif store is not None:

@@ -1,12 +1,13 @@
 """Records of a page whose KV heads several processes have: process 0 decides for all, and answers for all.
 
     process 0                            the others
-    order    a write was asked for  -->  keep the row's heads as a record of theirs
-    write    its turn has come      -->  store that record
-             all have stored theirs <--  done
-             store the page's own record: from now on the page is there
-    read     a row is wanted        -->  fill the row with their heads
-             the row is filled      <--  done, everywhere
+    a write was asked for       pack -->  keep the row's heads as a record of theirs
+    its turn has come          store -->  store that record
+    all have stored theirs           <--  done
+    store the page's own record: from now on the page is there
+
+    a row is wanted             read -->  fill the row with their heads
+    the row is filled everywhere     <--  done
 
 So a page is there when all of its parts are, a row is filled when it is so in all processes, and whatever fails anywhere
 has failed for all. What is sent must arrive in the order in which it was sent, together with commands to the device.

@@ -38,10 +38,6 @@ class Together:
         if not missing:
             done(self._worst())
 
-    @property
-    def complete(self) -> bool:
-        return not self._missing
-
     def _worst(self) -> Outcome:
         for outcome in (*_WORST_FIRST, *Outcome):
             if outcome in self._bad:

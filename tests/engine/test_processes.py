@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from helpers.split_engine import Place, answers
+from helpers.split_team import Team
 from tierax.engine.channel import ChannelError, Connection, accept, connect, listen
 from tierax.engine.leader import LOST_EXIT_CODE
-
-TESTS = Path(__file__).parents[1]
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -105,47 +99,6 @@ def test_a_stranger_is_no_process_of_ours() -> None:
     assert "this is no process of tierax" in said[0]
     theirs.close()
     connection.close()
-
-
-class Team:
-    """Processes with two devices each (or one, with more than two processes)."""
-
-    def __init__(self, directory: Path, mode: str, processes: int = 2) -> None:
-        Place(directory, "llama-bias", "f32")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        each = 2 if processes == 2 else 1
-        environment = os.environ | {
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={each} --xla_backend_optimization_level=0",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent / "src")]),
-        }
-        program = [sys.executable, "-m", "helpers.split_engine", "--process", str(directory)]
-        self.processes = [
-            subprocess.Popen(
-                [*program, *map(str, (each * processes, process, processes, port)), mode],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                cwd=TESTS,
-            )
-            for process in range(processes)
-        ]
-
-    def answers(self) -> dict[str, Any]:
-        """What process 0 prints."""
-        stdout = self.processes[0].stdout
-        assert stdout is not None
-        for line in stdout:
-            if line.startswith("{"):
-                return json.loads(line)
-        raise AssertionError(self.processes[0].communicate()[1])
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.communicate()
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ class Place:
     def __init__(self, directory: Path, family: str, kv: str) -> None:
         self._directory, self._kv = directory, kv
         self.model = directory / "model"
+        self.disk = directory / "disk"
         if not self.model.exists():
             write_tiny_text_model(self.model, family)
         self._config = resolve_model(self.model).config
@@ -72,7 +73,7 @@ class Place:
             max_num_batched_tokens=8,
             device_cache_size=(pool_pages + 1) * size,
             host_cache_size=host_pages * _page_bytes(self._config, self._config.num_kv_heads, self._kv),
-            host_disk_cache_dir=str(self._directory / "disk") if disk else None,
+            host_disk_cache_dir=str(self.disk) if disk else None,
             prefetch_policy="wait_complete",
             compile_cache_dir=str(self._directory / "compiled"),
             skip_warmup=True,
@@ -145,9 +146,12 @@ def run(case: dict[str, Any]) -> list[dict[str, Any]]:
 def take_part(directory: Path, devices: int, process: int, processes: int, port: int, mode: str) -> int:
     """One of several processes that run a model in `directory` together; process 0 prints its answers.
 
-    mode: `once`; `forever`: and goes on until it is killed; `disk`: with a disk cache, once.
+    mode: `once`; `forever`: and goes on until it is killed; with a disk cache `disk` (once), `disk-forever` (prompts that are
+    new each time), and `elsewhere`, where the others than process 0 have another directory.
     """
-    place, disk = Place(directory, "llama-bias", "f32"), mode == "disk"
+    place, disk = Place(directory, "llama-bias", "f32"), mode not in ("once", "forever")
+    if mode == "elsewhere" and process:
+        place.disk = directory / "elsewhere"
     config = place.config(
         devices,
         host_pages=HOST_PAGES if disk else 10 * HOST_PAGES,
@@ -163,6 +167,9 @@ def take_part(directory: Path, devices: int, process: int, processes: int, port:
         print(json.dumps(found), flush=True)
         while mode == "forever":
             llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        more = random.Random(0)
+        while mode == "disk-forever":
+            llm.generate([[more.randrange(256) for _ in range(60)]], GREEDY, use_tqdm=False)
     return 0
 
 

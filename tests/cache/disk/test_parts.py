@@ -122,7 +122,8 @@ def test_records_of_parts_say_what_they_are_and_are_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_processes_read_what_any_others_wrote(store: PageStore, seed: int) -> None:
+def test_any_processes_read_what_any_others_wrote(tmp_path: Path, seed: int) -> None:
+    store = PageStore(tmp_path if seed % 3 else "memory://")
     rng = random.Random(seed)
     heads = rng.randint(1, 6)
     for key in KEYS:
@@ -138,13 +139,13 @@ def test_any_processes_read_what_any_others_wrote(store: PageStore, seed: int) -
     # Whatever was written over what: it counts, is whole, and goes as one.
     listed = list(store.list())
     assert sorted(page.key for page in listed) == sorted(KEYS)
-    assert store.local is not None
-    on_disk = [path.stat().st_size for path in store.local.glob("v1/*/*/*")]
-    assert sum(page.nbytes or 0 for page in listed) == sum(on_disk)
+    if store.local is not None:
+        on_disk = [path.stat().st_size for path in store.local.glob("v1/*/*/*")]
+        assert sum(page.nbytes or 0 for page in listed) == sum(on_disk)
     assert [reason for _, _, reason in check_pages(store, KEYS)] == [None] * 4
     for key in KEYS:
         assert answer(store.delete, key) is Outcome.OK
-    assert not list(store.local.glob("v1/*/*/*"))
+    assert not store.kv.list().result(timeout=10)
 
 
 def test_every_head_is_written_once_by_processes_that_hold_some_in_common() -> None:
