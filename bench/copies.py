@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..cache.device_pool import DevicePool
+from ..cache.disk.page_records import PageRecords
 from ..cache.disk.record import PageLayout
+from ..cache.disk.share import Share
 from ..cache.disk.store import READ_CONCURRENCY, PageStore
 from ..cache.host_pool import HostPool
 from ..cache.malloc import keep_freed_memory
@@ -77,8 +79,7 @@ class _Bench:
             self._pool,
             host,
             clock=clock,
-            store=self._store,
-            layout=PageLayout((self._pool.page_bytes,), "uint8"),
+            records=PageRecords(self._store, Share.whole(PageLayout((self._pool.page_bytes,), "uint8"))),
         )
 
     def close(self) -> None:

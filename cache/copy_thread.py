@@ -10,9 +10,8 @@ from typing import Any
 
 from .copy_books import CopyBooks
 from .copy_order import Job
-from .disk.record import PAYLOAD_OFFSET, PageLayout, RecordError, pack, verify
 from .host_pool import HostPool
-from .mover_parts import Device, Staged, Store
+from .mover_parts import Device, Records, Staged
 from .moves import Outcome
 
 logger = logging.getLogger(__name__)
@@ -29,14 +28,13 @@ class CopyThread:
         books: CopyBooks,
         device: Device,
         host: HostPool,
-        store: Store | None,
-        layout: PageLayout | None,
+        records: Records | None,
         *,
         clock: Callable[[], float],
         wake: Callable[[], None],
     ) -> None:
         self._books, self._device, self._host = books, device, host
-        self._store, self._layout = store, layout
+        self._records = records
         self._clock, self._wake = clock, wake
         self._thread = threading.Thread(target=self._run, name="tierax-copies", daemon=True)
         self._thread.start()
@@ -47,36 +45,24 @@ class CopyThread:
         return not self._thread.is_alive()
 
     def ask(self, job: Job) -> None:
-        """Asks the store for a record, whose payload goes straight into the job's row."""
+        """Asks for a record, whose payload goes straight into the job's row."""
         ticket, key = job.ticket, job.key
         assert ticket is not None
         assert key is not None
         job.began = self._clock()
         if ticket.began is None:
             ticket.began = job.began
-        header = memoryview(bytearray(PAYLOAD_OFFSET))
-        done = partial(self._read_done, job, header)
+        done = partial(self._read_done, job)
+        row = job.rows[0]
         try:
-            self._disk()[0].read_into(key, (header, self._host.row(job.rows[0])), done)
+            self._disk().read(key, row, self._host.row(row), done)
         except Exception:
             logger.exception("the store raised in a read")
             done(Outcome.IO_ERROR)
 
-    def _read_done(self, job: Job, header: memoryview, outcome: Outcome) -> None:
-        """Runs in a thread of the store's, which has the time to verify what it has read."""
-        ticket, key = job.ticket, job.key
+    def _read_done(self, job: Job, outcome: Outcome) -> None:
+        ticket = job.ticket
         assert ticket is not None
-        assert key is not None
-        try:
-            if outcome is Outcome.OK:
-                verify(header, self._host.row(job.rows[0]), key, self._disk()[1])
-        except RecordError as error:
-            logger.warning("page %s of the disk cache is not used: %s", key.key.hex(), error)
-            outcome = Outcome.CORRUPT
-        except Exception:
-            # Whatever is wrong with a record, its row must not stay taken.
-            logger.exception("a record could not be verified")
-            outcome = Outcome.IO_ERROR
         good = outcome is Outcome.OK
         with self._books.changed:
             self._books.reads.in_flight -= job.size
@@ -175,13 +161,15 @@ class CopyThread:
             row = job.rows[0]
             try:
                 if books.filled[row]:
-                    job.source = pack(key, self._disk()[1], self._host.slab[row])
+                    job.source = self._disk().pack(key, self._host.row(row))
                     size = len(job.source)
                 else:
                     outcome = Outcome.IO_ERROR
             except Exception:
                 logger.exception("a record could not be made")
                 outcome = Outcome.IO_ERROR
+            if outcome is not Outcome.OK:
+                self._disk().give_up(key)
         with books.changed:
             books.end(job)
             if outcome is Outcome.OK:
@@ -198,15 +186,15 @@ class CopyThread:
         job.began = self._clock()
         size = 0 if record is None else len(record)
         done = partial(self._write_done, job, size)
-        store = self._disk()[0]
+        records = self._disk()
         try:
             if record is None:
-                store.delete(key, done)
+                records.delete(key, done)
             else:
                 assert job.ticket is not None
                 if job.ticket.began is None:
                     job.ticket.began = job.began
-                store.write(key, record, done)
+                records.write(key, record, done)
         except Exception:
             logger.exception("the store raised in a %s", job.kind)
             done(Outcome.IO_ERROR)
@@ -225,7 +213,6 @@ class CopyThread:
                 books.post(job.ticket, job.first, [outcome], seconds)
             books.changed.notify_all()
 
-    def _disk(self) -> tuple[Store, PageLayout]:
-        assert self._store is not None, "there is no disk tier"
-        assert self._layout is not None
-        return self._store, self._layout
+    def _disk(self) -> Records:
+        assert self._records is not None, "there is no disk tier"
+        return self._records

@@ -1,4 +1,4 @@
-"""Copies pages between device, host and disk. Knows no jax and no file: it is handed a device pool and a store.
+"""Copies pages between device, host and disk. Knows no jax and no file: it is handed a device pool and a way to records.
 
     engine's thread    save: starts a gather          poll: scatters what is staged, tells of what has ended
     copy thread        gathered pages -> rows         rows -> staging      rows -> records
@@ -17,9 +17,8 @@ from typing import Any, TypeVar
 from .copy_books import CopyBooks
 from .copy_order import Job, Ticket
 from .copy_thread import NAP_S, CopyThread
-from .disk.record import PageLayout
 from .host_pool import HostPool
-from .mover_parts import Device, Gathering, Result, Store
+from .mover_parts import Device, Gathering, Records, Result
 from .mover_stats import MoverStats
 from .moves import Move, Outcome
 from .page_keys import PageKey
@@ -43,32 +42,30 @@ class TierMover:
         host: HostPool,
         *,
         clock: Callable[[], float],
-        store: Store | None = None,
-        layout: PageLayout | None = None,
+        records: Records | None = None,
         read_bytes: int = IN_FLIGHT_BYTES,
         write_bytes: int = IN_FLIGHT_BYTES,
         wake: Callable[[], None] = lambda: None,
-        ordered: Callable[[str, Sequence[int], Sequence[int]], None] = lambda kind, sources, targets: None,
+        ordered: Callable[[str, Sequence[Any], Sequence[int]], None] = lambda kind, sources, targets: None,
     ) -> None:
-        """`ordered` is told of every save and load, batch by batch, when the device has been told of it. `layout` is needed with a store. Raises ValueError when the page sizes of the tiers differ."""
+        """`records`: None without a disk. `ordered` is told of every save and load, batch by batch, when the device has been told
+        of it, and of every write. Raises ValueError when the page sizes of the tiers differ."""
         sizes = {"device": device.page_bytes, "host": host.page_bytes}
-        if store is not None:
-            if layout is None:
-                raise ValueError("a store of pages needs their layout")
-            sizes["disk"] = layout.nbytes
+        if records is not None:
+            sizes["disk"] = records.row_bytes
         if len(set(sizes.values())) > 1:
             raise ValueError(f"the bytes of a page differ between the tiers: {sizes}")
         self.stats = MoverStats()
         self._device = device
         self._ordered = ordered
-        self._record_bytes = 0 if layout is None else layout.record_bytes
+        self._record_bytes = 0 if records is None else records.record_bytes
         self._clock = clock
         self._page_bytes = host.page_bytes
         self._books = CopyBooks(
             host.num_rows, read_bytes=read_bytes, write_bytes=write_bytes, clock=clock, wake=wake
         )
         self._changed = self._books.changed
-        self._copies = CopyThread(self._books, device, host, store, layout, clock=clock, wake=wake)
+        self._copies = CopyThread(self._books, device, host, records, clock=clock, wake=wake)
 
     def save(self, device_pages: Sequence[int], host_rows: Sequence[int]) -> Move:
         ticket = self._open("save", device_pages, host_rows)
@@ -118,6 +115,7 @@ class TierMover:
     def write(self, keys: Sequence[PageKey], host_rows: Sequence[int]) -> Move:
         ticket = self._open("write", keys, host_rows)
         if not ticket.cancelled:
+            self._ordered("write", keys, host_rows)
             with self._changed:
                 for i, (key, row) in enumerate(zip(keys, host_rows, strict=True)):
                     self._books.add(Job("write", (row,), ticket, i, key=key))

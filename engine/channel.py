@@ -1,6 +1,6 @@
 """Messages between the processes of one engine: length-framed msgpack over TCP, in order, with heartbeats.
 
-A message is a list of strings, numbers, lists and NumPy arrays. Whoever hears nothing for `SILENCE` seconds, or finds the
+A message is a list of strings, numbers, bytes, lists and NumPy arrays. Whoever hears nothing for `SILENCE` seconds, or finds the
 connection closed, takes the other process for lost; there is no way on from there, since its part of the model is gone.
 """
 
@@ -71,6 +71,10 @@ class Connection:
             self._messages.put(None)
             raise ChannelError(f"{self.peer} is gone")
         return message
+
+    def put(self, *message: Any) -> None:
+        """Has the next `receive` without another message return this one: a word of ours to ourselves."""
+        self._messages.put(list(message))
 
     def finish(self, *message: Any) -> None:
         """Sends a last message, after which the other side closes, waits for that within `GRACE` seconds, and closes."""

@@ -236,9 +236,9 @@ class EngineConfig:
             raise ConfigError(
                 f"tp_size: {self.tp_size} devices cannot be shared out evenly among {processes} processes"
             )
-        if processes > 1 and self.host_disk_cache_dir is not None:
+        if processes > 1 and str(self.host_disk_cache_dir).startswith("memory:"):
             raise ConfigError(
-                "host_disk_cache_dir: there is no disk cache for several processes yet; leave it away, or use one process"
+                "host_disk_cache_dir: no process sees another one's memory: give a directory or a bucket that all of them see"
             )
 
     @property

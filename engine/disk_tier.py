@@ -18,6 +18,7 @@ from ..cache.malloc import keep_freed_memory
 from ..cache.page_keys import PageKey, namespace_digest
 from ..cache.policies.registry import Use
 from .config import ConfigError, EngineConfig, parse_size
+from .leader import Leader
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +79,40 @@ def open_disk(
         clock() - started,
     )
     return DiskTier(store, index, fleet)
+
+
+def open_disk_of_all(store: PageStore, leader: Leader) -> None:
+    """Has the other processes open the same place. Raises `ConfigError` if one of them cannot, or sees another."""
+    mark = ""
+    try:
+        if not store.read_only:
+            mark = store.mark(secrets.token_hex(REPLICA_BYTES))
+        leader.ask("disk", mark)
+    except StoreError as error:
+        raise ConfigError(f"host_disk_cache_dir: {error}") from error
+    finally:
+        if mark:
+            store.unmark(mark)
+
+
+def open_disk_as_told(config: EngineConfig, mark: str) -> tuple[PageStore | None, str]:
+    """The disk of another process than 0, which has left a mark there; or what is wrong with it."""
+    if config.host_disk_cache_dir is None:
+        return None, "host_disk_cache_dir: missing, but process 0 has one"
+    keep_freed_memory()
+    try:
+        store = PageStore(config.host_disk_cache_dir, read_only=config.disk_cache_read_only)
+        seen = not mark or store.sees(mark)
+    except StoreError as error:
+        return None, f"host_disk_cache_dir: {error}"
+    if mark and store.read_only:
+        return None, f"host_disk_cache_dir: {store.url} cannot be written, but process 0 writes there"
+    if not seen:
+        return None, (
+            f"host_disk_cache_dir: {store.url} is not where process 0 writes: all processes need the same directory or"
+            " bucket"
+        )
+    return store, ""
 
 
 def _delete(store: PageStore, surplus: list[PageKey]) -> None:

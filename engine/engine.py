@@ -20,6 +20,7 @@ from .grammar import Compiled, GrammarCompiler
 from .jax_executor import JaxExecutor
 from .leader import Leader, join_processes
 from .loop import EngineLoop
+from .page_share import page_share
 from .placement import place, place_replica
 from .prefetch_policy import PrefetchPolicy
 from .reading import MeanHidden, PromptScores, Reading
@@ -88,13 +89,11 @@ class Engine:
             if config.dp_size > 1
             else place(config.tp_size, source.config)
         )
-        announce: Callable[..., None] = _tell_nobody
         how: dict[str, Any] = {"progress": progress, "on_load": self._compiles.on_load}
         if first is not None:
             how["twin"] = first.device
         if leader is not None:
-            announce = leader.announce
-            how |= {"agree": leader.agree, "announce": announce}
+            how |= {"agree": leader.agree, "announce": leader.announce}
         self.device = device = DeviceSide(config, source, placement, **how)
         self.dtype, self.activations, self.kv_dtype = device.dtype, device.activations, device.kv_dtype
         self.context_length = device.context_length
@@ -125,7 +124,14 @@ class Engine:
         self.tiers = None
         if self.cache.host.num_pages:
             self.tiers = build_tiers(
-                config, self.cache, pool, fields, clock=clock, wrap_store=wrap_store, announce=announce
+                config,
+                self.cache,
+                pool,
+                fields,
+                share=page_share(pool, placement, config.process_id),
+                clock=clock,
+                wrap_store=wrap_store,
+                leader=leader,
             )
         self.recorder = first.recorder if first is not None else None
         if config.trace_out is not None and first is None:
@@ -287,10 +293,6 @@ class Engine:
         if self.recorder is not None:
             self.recorder.close()
         self._compiles.close()
-
-
-def _tell_nobody(command: str, *arguments: Any) -> None:
-    """What a single process says of its commands."""
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from ..cache.device_pool import DevicePool, Gathered
-from ..cache.host_pool import HostPool
 from ..models.source import resolve_model
 from .channel import ChannelError, Connection, connect
 from .compile_counter import use_compile_cache
 from .config import ConfigError, EngineConfig
 from .device_side import DeviceSide
+from .disk_tier import open_disk_as_told
+from .follower_copies import COPIES, FollowerCopies, MemberDisk
 from .leader import JOIN_TIMEOUT, LOAD_TIMEOUT, end_process, join_processes, leave_processes
+from .page_share import page_share
 from .placement import place
 from .sampler_rows import SamplingRows
 
@@ -25,8 +24,6 @@ logger = logging.getLogger(__name__)
 
 MOST_AHEAD = 4
 """Steps that are dispatched before the first of them has ended."""
-NAP = 0.001
-"""Seconds between looks for a buffer."""
 _PLAIN = frozenset(
     "forward update score add_up reset prepare_forward prepare_take prepare_score prepare_add_up".split()
 )
@@ -74,24 +71,34 @@ def _take_part(config: EngineConfig, leader: Connection) -> None:
 
     device = DeviceSide(config, source, placement, agree=agree)
     logger.info("process %d of %d follows process 0", config.process_id, config.num_processes)
-    _Follower(device).run(leader)
+    follower = _Follower(config, device, leader)
+    try:
+        follower.run()
+    finally:
+        follower.close()
 
 
 class _Follower:
     """Carries out commands. The last results are looked at some steps later, so that a fault here ends the process."""
 
-    def __init__(self, device: DeviceSide) -> None:
+    def __init__(self, config: EngineConfig, device: DeviceSide, leader: Connection) -> None:
+        self._config, self._device, self._leader = config, device, leader
         self._steps, self._pool = device.steps, device.pool
-        self._host: _HostCopies | None = None
+        self._copies: FollowerCopies | None = None
+        self._disk: MemberDisk | None = None
         self._ahead: deque[jax.Array] = deque()
 
-    def run(self, leader: Connection) -> None:
+    def run(self) -> None:
         while True:
-            name, *arguments = leader.receive()
+            name, *arguments = self._leader.receive()
             if name == "end":
                 self._steps.wait()
                 return
             self._obey(name, arguments)
+
+    def close(self) -> None:
+        if self._copies is not None:
+            self._copies.close()
 
     def _obey(self, name: str, arguments: list[Any]) -> None:
         steps = self._steps
@@ -104,52 +111,27 @@ class _Follower:
             case _ if name in _PLAIN:
                 getattr(steps, name)(*arguments)
             case "host":
-                self._host = _HostCopies(self._pool, *arguments)
+                (rows,) = arguments
+                self._copies = FollowerCopies(self._pool, rows, self._disk, self._leader)
                 for _ in self._pool.warm_up():
                     pass
-            case "save" | "load":
-                assert self._host is not None, "copies without a host pool"
-                getattr(self._host, name)(*arguments)
+            case "disk":
+                self._open_disk(*arguments)
+            case _ if name in COPIES:
+                assert self._copies is not None, "copies without a host pool"
+                getattr(self._copies, name)(*arguments)
             case _:
                 raise ChannelError(f"process 0 gives the unknown command {name!r}")
+
+    def _open_disk(self, mark: str) -> None:
+        """Before `host`: its rows will go to the disk, and come from there."""
+        store, problem = open_disk_as_told(self._config, mark)
+        if store is not None:
+            share = page_share(self._pool, self._device.placement, self._config.process_id)
+            self._disk = MemberDisk(store, share)
+        self._leader.send(problem)
 
     def _watch(self, result: jax.Array) -> None:
         self._ahead.append(result)
         if len(self._ahead) > MOST_AHEAD:
             jax.block_until_ready(self._ahead.popleft())
-
-
-class _HostCopies:
-    """The host's rows of this process, copied to and from in the order of the commands."""
-
-    def __init__(self, pool: DevicePool, rows: int) -> None:
-        self._pool = pool
-        self._host = HostPool(rows, pool.page_bytes)
-        self._under_way: deque[tuple[Gathered, list[int]]] = deque()
-
-    def save(self, pages: list[int], rows: list[int]) -> None:
-        while (gathered := self._pool.gather(pages)) is None:
-            self._finish_oldest()
-        self._under_way.append((gathered, rows))
-        while self._under_way[0][0].is_ready() and len(self._under_way) > 1:
-            self._finish_oldest()
-
-    def load(self, rows: list[int], pages: list[int]) -> None:
-        # What these rows hold may still be on its way.
-        while self._under_way:
-            self._finish_oldest()
-        staging = _wait_for(self._pool.take_staging)
-        self._host.get(rows, staging.rows)
-        self._pool.upload(staging, len(rows))
-        self._pool.scatter(staging, pages)
-
-    def _finish_oldest(self) -> None:
-        gathered, rows = self._under_way.popleft()
-        self._host.put(gathered.rows(), rows)
-        gathered.release()
-
-
-def _wait_for(take: Callable[[], Any]) -> Any:
-    while (taken := take()) is None:
-        time.sleep(NAP)
-    return taken

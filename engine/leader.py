@@ -11,7 +11,8 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -77,6 +78,7 @@ class Leader:
     def __init__(self, config: EngineConfig, first: str = "begin") -> None:
         """Waits for the others, and tells them the first command. Raises `ConfigError` when they do not come."""
         self._followers: list[Connection] = []
+        self._listeners: list[threading.Thread] = []
         # A script that does not close its engine must not leave the others waiting.
         atexit.register(self.close)
         host, port = config.channel_address
@@ -92,6 +94,10 @@ class Leader:
         except ChannelError as error:
             self.close()
             raise ConfigError(f"coordinator_address: {error}") from None
+
+    @property
+    def others(self) -> int:
+        return len(self._followers)
 
     def agree(self, pages: int, settings: Mapping[str, Any]) -> int:
         """Pages that fit in every process, told to all. Raises `ConfigError` when one was started with other settings."""
@@ -116,9 +122,38 @@ class Leader:
         for follower in self._followers:
             follower.send(command, *arguments)
 
+    def ask(self, command: str, *arguments: Any) -> None:
+        """Gives a command whose answer is a problem, or none. Raises `ConfigError` with the problem of a process."""
+        self.announce(command, *arguments)
+        for follower in self._followers:
+            try:
+                (problem,) = follower.receive(LOAD_TIMEOUT)
+            except ChannelError as error:
+                raise ConfigError(f"num_processes: {error}") from None
+            if problem:
+                self.close()
+                raise ConfigError(f"{problem} ({follower.peer})")
+
+    def listen(self, hear: Callable[..., None]) -> None:
+        """From now on whatever the others say is handed to `hear`, in a thread for each of them."""
+
+        def run(follower: Connection) -> None:
+            with contextlib.suppress(ChannelError):
+                while True:
+                    hear(*follower.receive())
+
+        for follower in self._followers:
+            thread = threading.Thread(
+                target=run, args=(follower,), name=f"hears {follower.peer}", daemon=True
+            )
+            self._listeners.append(thread)
+            thread.start()
+
     def close(self) -> None:
         """Lets the followers end. A second time it does nothing."""
         atexit.unregister(self.close)
         for follower in self._followers:
             follower.finish("end")
+        for thread in self._listeners:
+            thread.join()
         leave_processes()

@@ -62,6 +62,17 @@ class Placement:
         return model if self.shares is None else self.shares.share
 
     @cached_property
+    def held_heads(self) -> list[range]:
+        """KV heads of the model by process, each process' consecutive; `head_order` has those of this one."""
+        assert self.shares is not None
+        found: dict[int, list[int]] = {}
+        for device, heads in zip(self.shares.mesh.devices.flat, self.shares.kv_heads.tolist(), strict=True):
+            found.setdefault(device.process_index, []).extend(heads)
+        none = self.shares.config.num_kv_heads
+        real = [[head for head in heads if head < none] for _, heads in sorted(found.items())]
+        return [range(min(heads, default=0), max(heads, default=-1) + 1) for heads in real]
+
+    @cached_property
     def head_order(self) -> HeadOrder:
         """Where this process' KV heads are. Raises `ConfigError` if it has none."""
         assert self.shares is not None

@@ -11,17 +11,20 @@ from ..cache.device_pool import DevicePool
 from ..cache.disk.fleet_thread import FleetThread
 from ..cache.disk.index import DiskIndex
 from ..cache.disk.page import Listing
+from ..cache.disk.page_records import PageRecords
 from ..cache.disk.probe import Prober
-from ..cache.disk.record import PageLayout
 from ..cache.disk.relist import Relist
+from ..cache.disk.share import Share
 from ..cache.disk.store import PageStore
+from ..cache.disk.team import TeamRecords
 from ..cache.host_pool import HostPool
 from ..cache.manager import CacheManager
 from ..cache.mover import TierMover
 from ..cache.writer import Writer
 from ..models.source import ModelSource
 from .config import ConfigError, EngineConfig, parse_size
-from .disk_tier import open_disk
+from .disk_tier import open_disk, open_disk_of_all
+from .leader import Leader
 from .platform import Platform, host_memory
 from .prefetch import Prefetcher
 from .prefetch_policy import PrefetchPolicy
@@ -117,29 +120,47 @@ def build_tiers(
     pool: DevicePool,
     fields: dict[str, Any],
     *,
+    share: Share,
     clock: Callable[[], float],
     wrap_store: Callable[[Any], Any] = lambda store: store,
-    announce: Callable[..., None] = lambda command, *arguments: None,
+    leader: Leader | None = None,
 ) -> Tiers:
-    """The tiers below `pool`. `fields` is the cache's identity. `wrap_store` may put something before the page store.
-    `announce` is told of the host pool and of all copies between it and the device.
+    """The tiers below `pool`. `fields` is the cache's identity; `share` what a host row has of a page. `wrap_store` may put
+    something before the page store. `leader`: with several processes, tells the others of the host pool and of all that is
+    copied to and from it.
 
     Raises `ConfigError` when the disk cache cannot be used.
     """
     host = HostPool(cache.host.num_pages, pool.page_bytes)
-    disk = layout = None
+    disk = None
     if config.host_disk_cache_dir is not None and cache.enabled:
-        layout = _layout(pool)
-        disk = open_disk(config, layout.record_bytes, fields, cache.tiers.use, clock=clock)
+        disk = open_disk(config, share.record_bytes, fields, cache.tiers.use, clock=clock)
     store = None if disk is None else wrap_store(disk.store)
     index = None if disk is None else disk.index
+    announce = _tell_nobody if leader is None else leader.announce
+    records = team = None
+    if store is not None and leader is not None:
+        try:
+            open_disk_of_all(store, leader)
+        except ConfigError:
+            if disk is not None and disk.fleet is not None:
+                disk.fleet.close()
+            raise
+        records = team = TeamRecords(store, share, leader.others, announce)
+        leader.listen(team.heard)
+    elif store is not None:
+        records = PageRecords(store, share)
     announce("host", host.num_rows)
 
-    def ordered(kind: str, sources: Sequence[int], targets: Sequence[int]) -> None:
-        announce(kind, list(sources), list(targets))
+    def ordered(kind: str, sources: Sequence[Any], targets: Sequence[int]) -> None:
+        if kind != "write":
+            announce(kind, list(sources), list(targets))
+        elif team is not None:
+            for key, row in zip(sources, targets, strict=True):
+                team.order(key, row)
 
-    mover = TierMover(pool, host, clock=clock, store=store, layout=layout, ordered=ordered)
-    record_bytes = layout.record_bytes if layout is not None else pool.page_bytes
+    mover = TierMover(pool, host, clock=clock, records=records, ordered=ordered)
+    record_bytes = share.record_bytes
     writer = Writer(
         cache,
         mover,
@@ -176,8 +197,5 @@ def build_tiers(
     return Tiers(host, store, index, mover, transfers, relist, fleet)
 
 
-def _layout(pool: DevicePool) -> PageLayout:
-    shape = pool.shape
-    if shape.quantized:
-        return PageLayout((pool.page_bytes,), "uint8")
-    return PageLayout((shape.layers, shape.page_size, shape.kv_heads, 2 * shape.head_dim), pool.dtype.name)
+def _tell_nobody(command: str, *arguments: Any) -> None:
+    """What a single process says of its commands."""

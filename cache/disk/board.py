@@ -12,7 +12,8 @@ from ..page_keys import PageKey
 from .fleet import News, Orders
 from .names import CLAIM_NAME, FLEET, parse_replica_name, replica_name
 from .notes import Claim, Note, pack_claim, pack_note, parse_claim, parse_note
-from .store import PATIENCE_S, PageStore
+from .outcomes import PATIENCE_S
+from .store import PageStore
 from .upkeep import DELETES_IN_FLIGHT, delete_pages
 
 _log = logging.getLogger(__name__)

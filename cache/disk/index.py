@@ -228,8 +228,8 @@ class DiskIndex:
     ) -> list[PageKey]:
         """Takes in what the store was found to hold; `nbytes` is the size of those of which it did not tell.
 
-        For the start, or to learn what others have stored since. Returns what has no head or a name that contradicts
-        another (unless `spare_orphans`: where others write, heads may still come), and what is beyond the capacity. `use` counts as the use of all; if a
+        For the start, or to learn what others have stored since. Returns what has no head, is parts alone or has a name that
+        contradicts another (unless `spare_orphans`: where others write, heads may still come), and what is beyond the capacity. `use` counts as the use of all; if a
         snapshot was restored, those in it are ordered before it.
         """
         self._note(use)
@@ -242,7 +242,7 @@ class DiskIndex:
         """What a list of all that the store holds has to tell. For any thread: a large store takes a while to go through."""
         known = self._pages
         unknown = [page for page in listed if page.key.key not in known]
-        there = {page.key.key for page in listed}
+        there = {page.key.key for page in listed if not page.only_parts}
         absent = [page.key for page in list(known.values()) if page.key.key not in there]
         return Listing(unknown, frozenset(absent))
 
@@ -399,12 +399,13 @@ class DiskIndex:
         """Adds what was listed; returns what has no head here, heads before tails."""
         orphans: list[Stored] = []
         added: list[Page] = []
-        for key, size in sorted(listed, key=lambda item: item[0].depth):
+        for item in sorted(listed, key=lambda item: item.key.depth):
+            key, size, only_parts = item
             if key in self or key in self._dropped:
                 continue
-            page = self._new_page(key, nbytes if size is None else size, stored=True)
+            page = None if only_parts else self._new_page(key, nbytes if size is None else size, stored=True)
             if page is None:
-                orphans.append(Stored(key, size))
+                orphans.append(item)
                 continue
             self._attach(page)
             added.append(page)

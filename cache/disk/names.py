@@ -3,10 +3,13 @@
     v1/index                                                  the index's snapshot: what was used last
     v1/fleet/claim                                            who collects, where several processes write (fleet.py)
     v1/fleet/<replica>                                        what a process uses just now
+    v1/mark-<any>                                             left for a moment, to see whether others have this store
     v1/<namespace>/namespace.json                             what the namespace is, for people
     v1/<namespace>/<key's first byte>/<key>.<parent>.<depth>  one page (see record.py); all in hex, the depth decimal
+    v1/<namespace>/<...>/<key>.<parent>.<depth>.<first>-<end> KV heads [first, end) of that page, where it is in parts
 
-A page's name says all that the index must know, so a listing rebuilds it. Any other name is not ours.
+A page's name says all that the index must know, so a listing rebuilds it. A part without its page is nothing. Any other
+name is not ours.
 """
 
 from __future__ import annotations
@@ -18,13 +21,16 @@ from ..page_keys import KEY_BYTES, PageKey
 
 ROOT = "v1/"
 INDEX_NAME = ROOT + "index"
+MARKS = ROOT + "mark-"
 FLEET = ROOT + "fleet/"
 CLAIM_NAME = FLEET + "claim"
 REPLICA_BYTES = 8
 """Of the random id of a process that shares a store."""
 
 _KEY = f"([0-9a-f]{{{2 * KEY_BYTES}}})"
-_PAGE = re.compile(rf"v1/{_KEY}/([0-9a-f]{{2}})/{_KEY}\.{_KEY}\.(0|[1-9][0-9]{{0,8}})")
+_NUMBER = "(0|[1-9][0-9]{0,8})"
+_PAGE = re.compile(rf"v1/{_KEY}/([0-9a-f]{{2}})/{_KEY}\.{_KEY}\.{_NUMBER}")
+_PART = re.compile(rf"(.*)\.{_NUMBER}-{_NUMBER}")
 _REPLICA = re.compile(rf"{FLEET}([0-9a-f]{{{2 * REPLICA_BYTES}}})")
 _DESCRIPTION = re.compile(rf"v1/{_KEY}/namespace\.json")
 
@@ -34,7 +40,27 @@ class Stored(NamedTuple):
 
     key: PageKey
     nbytes: int | None
-    """Bytes of its record; None where the store does not tell (object stores)."""
+    """Bytes of its record, or records; None where the store does not tell (object stores)."""
+    only_parts: bool = False
+    """There are parts of it, but not the record of the page: it was not written to its end, or is being so."""
+
+
+class PartKey(NamedTuple):
+    """A record that has KV heads `[first, end)` of a page, and is not the page's own."""
+
+    page: PageKey
+    first: int
+    end: int
+
+
+RecordKey = PageKey | PartKey
+
+
+def record_name(key: RecordKey) -> str:
+    """What a page, or a part of one, is called."""
+    if isinstance(key, PartKey):
+        return f"{page_name(key.page)}.{key.first}-{key.end}"
+    return page_name(key)
 
 
 def page_name(key: PageKey) -> str:
@@ -49,6 +75,15 @@ def parse_page_name(name: str) -> PageKey | None:
         return None
     namespace, key, parent = (bytes.fromhex(match[group]) for group in (1, 3, 4))
     return PageKey(namespace, key, parent, int(match[5]))
+
+
+def parse_part_name(name: str) -> PartKey | None:
+    """The part of that name; None for anything else."""
+    match = _PART.fullmatch(name) if "-" in name else None
+    page = None if match is None else parse_page_name(match[1])
+    if match is None or page is None:
+        return None
+    return PartKey(page, int(match[2]), int(match[3]))
 
 
 def description_name(namespace: bytes) -> str:

@@ -54,7 +54,7 @@ class DiskStats:
     """Reservations that found no room, or no head."""
     evicted_pages: Counter[str] = field(default_factory=Counter)
     """Pages that left the index, by reason: `capacity`, `space_floor`, `ttl`, `failed` (a write), `orphan` (listed, its
-    head absent), `cleared`, and those that callers of `remove` give (`missing`, `corrupt`, `io_error`, …)."""
+    head or its own record absent), `cleared`, and those that callers of `remove` give (`missing`, `corrupt`, `io_error`, …)."""
     evicted_bytes: int = 0
 
 

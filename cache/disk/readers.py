@@ -59,7 +59,8 @@ class Readers:
 
 
 def read_file_into(path: str, buffers: Sequence[memoryview]) -> Outcome:
-    """Reads a whole file into `buffers`, one after the other; CORRUPT unless it is exactly as long. Raises OSError."""
+    """Reads a whole file into `buffers`, one after the other; CORRUPT, with as much of it as goes in, unless it is exactly as
+    long. Raises OSError."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         # Usually one call is enough; a byte more than is wanted shows a file that is too long.
@@ -77,11 +78,10 @@ def read_file_into(path: str, buffers: Sequence[memoryview]) -> Outcome:
 
 def copy_into(record: bytes, buffers: Sequence[memoryview]) -> Outcome:
     """The same with a record that is in memory."""
-    if len(record) != sum(buffer.nbytes for buffer in buffers):
-        return Outcome.CORRUPT
     start = 0
     for buffer in buffers:
+        count = min(buffer.nbytes, len(record) - start)
         # NumPy copies without the GIL.
-        np.copyto(np.frombuffer(buffer, np.uint8), np.frombuffer(record, np.uint8, buffer.nbytes, start))
-        start += buffer.nbytes
-    return Outcome.OK
+        np.copyto(np.frombuffer(buffer[:count], np.uint8), np.frombuffer(record, np.uint8, count, start))
+        start += count
+    return Outcome.OK if len(record) == sum(buffer.nbytes for buffer in buffers) else Outcome.CORRUPT

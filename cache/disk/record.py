@@ -1,10 +1,13 @@
-"""One page as one value of the disk store: a header that says what the page is, a checksum, and the page's bytes.
+"""A page as one value of the disk store: a header that says what the page is, a checksum, and the page's bytes.
 
     0       8         12            16              24         32                      4096
     | magic | version | meta length | payload bytes | checksum | meta (JSON), zeros ... | payload ... |
 
 Integers are little endian. The checksum (XXH3, 64 bits) covers everything but itself. The payload starts at a fixed
 offset of 4 KiB, so that it stays aligned to memory pages and disk blocks.
+
+Several processes that run one model hold some KV heads each, and write a page in as many parts. The first is the page's
+record, which lists all of them; each of the others is a record of its own, written before.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import math
 import struct
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -33,6 +36,14 @@ class RecordError(Exception):
     """A record that must not be used, with the reason."""
 
 
+class Part(NamedTuple):
+    """Some KV heads of a page, `[first, end)` in the model's order, in all layers and tokens."""
+
+    first: int
+    end: int
+    nbytes: int
+
+
 @dataclass(frozen=True)
 class PageLayout:
     """How the bytes of a page are to be read: row-major `shape` (device-pool order, page first left away) of `dtype`.
@@ -44,22 +55,33 @@ class PageLayout:
     shape: tuple[int, ...]
     dtype: str
 
+    parts: tuple[Part, ...] = ()
+    """Of a record that has not got all of the page: its own part, and behind that, in the page's record, those that have
+    records of their own. Empty for a whole page."""
+
     @cached_property
+    def page_bytes(self) -> int:
+        """Bytes of the whole page."""
+        return math.prod(self.shape) * _itemsize(self.dtype)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the payload, header left out."""
-        return math.prod(self.shape) * _itemsize(self.dtype)
+        return self.parts[0].nbytes if self.parts else self.page_bytes
 
     @cached_property
     def description(self) -> str:
         """The end of a header's JSON."""
-        # One part: all KV heads. Several processes that each write their heads will list several.
-        parts = [{"heads": "all", "offset": 0, "bytes": self.nbytes}]
+        parts: list[dict[str, Any]] = [{"heads": part[:2], "bytes": part.nbytes} for part in self.parts[1:]]
+        # What is in this record has an offset.
+        heads = self.parts[0][:2] if self.parts else "all"
+        parts.insert(0, {"heads": heads, "offset": 0, "bytes": self.nbytes})
         fields = {"shape": self.shape, "dtype": self.dtype, "parts": parts}
         return json.dumps(fields, separators=(",", ":"))[1:]
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of the whole record, which is what a page takes on disk."""
+        """Bytes of the whole record: what a page takes on disk, unless it is in parts."""
         return PAYLOAD_OFFSET + self.nbytes
 
 
@@ -70,9 +92,7 @@ def pack(key: PageKey, layout: PageLayout, payload: memoryview | np.ndarray | by
     """
     data = _flat(payload)
     if data.nbytes != layout.nbytes:
-        raise ValueError(
-            f"a page of {layout.shape} {layout.dtype} has {layout.nbytes} bytes, not {data.nbytes}"
-        )
+        raise ValueError(f"a page of {_plain(layout)} has {layout.nbytes} bytes, not {data.nbytes}")
     fixed, meta = _head(key, layout)
     if len(meta) > PAYLOAD_OFFSET - _META_OFFSET:
         raise ValueError(f"the description of a page takes {len(meta)} bytes, more than its header holds")
@@ -102,9 +122,18 @@ def verify(header: memoryview | bytes, payload: memoryview, key: PageKey, layout
     if found_key != key:
         raise RecordError(f"other key: the record is page {found_key.key.hex()} at depth {found_key.depth}")
     if found_layout != layout:
-        raise RecordError(
-            f"other layout: {found_layout.shape} {found_layout.dtype}, expected {layout.shape} {layout.dtype}"
-        )
+        raise RecordError(f"other layout: {_plain(found_layout)}, expected {_plain(layout)}")
+
+
+def peek(header: memoryview | bytes) -> PageLayout | None:
+    """The layout that a record's first `PAYLOAD_OFFSET` bytes tell of, true or not; None where they tell of none."""
+    magic, version, length, _ = _FIXED.unpack_from(header)
+    if (magic, version) != (MAGIC, VERSION):
+        return None
+    try:
+        return _read_meta(json.loads(bytes(header[_META_OFFSET : _META_OFFSET + length])))[1]
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def inspect(record: bytes | memoryview) -> tuple[PageKey, PageLayout, memoryview]:
@@ -155,15 +184,26 @@ def _read_header(header: memoryview | bytes, payload: memoryview) -> tuple[PageK
     except (ValueError, KeyError, TypeError) as error:
         raise RecordError(f"header: {error}") from error
     if nbytes != payload_bytes:
-        raise RecordError(f"length: {payload_bytes} bytes of payload for {layout.shape} {layout.dtype}")
+        raise RecordError(f"length: {payload_bytes} bytes of payload for {_plain(layout)}")
     return key, layout
 
 
 def _read_meta(meta: dict[str, Any]) -> tuple[PageKey, PageLayout]:
     namespace, key, parent = (bytes.fromhex(meta[name]) for name in ("namespace", "key", "parent"))
-    if len(meta["parts"]) != 1:
-        raise ValueError(f"a page in {len(meta['parts'])} parts, this program reads pages in one part")
-    return PageKey(namespace, key, parent, meta["depth"]), PageLayout(tuple(meta["shape"]), meta["dtype"])
+    parts: list[dict[str, Any]] = meta["parts"]
+    listed: tuple[Part, ...] = ()
+    if not parts or parts[0]["heads"] != "all":
+        listed = tuple(Part(int(part["heads"][0]), int(part["heads"][1]), part["bytes"]) for part in parts)
+    if len(parts) != max(len(listed), 1):
+        raise ValueError(f"a page in {len(parts)} parts, of which one is all of it")
+    return PageKey(namespace, key, parent, meta["depth"]), PageLayout(
+        tuple(meta["shape"]), meta["dtype"], listed
+    )
+
+
+def _plain(layout: PageLayout) -> str:
+    heads = "".join(f", heads {part.first} to {part.end}" for part in layout.parts[:1])
+    return f"{layout.shape} {layout.dtype}{heads}"
 
 
 def _checksum(fixed: bytes | memoryview, meta: bytes | memoryview, payload: memoryview) -> int:

@@ -220,7 +220,8 @@ class SharedIndex(DiskIndex):
         """Others may have written more than there is room for."""
 
     def _sized(self, listed: Iterable[Stored], nbytes: int) -> list[Stored]:
-        return [Stored(page.key, self._size(page, nbytes)) for page in listed if page.key not in self._doomed]
+        known = self._doomed
+        return [page._replace(nbytes=self._size(page, nbytes)) for page in listed if page.key not in known]
 
     def _size(self, page: Stored, nbytes: int) -> int:
         return self.sizes.get(page.key.namespace, nbytes) if page.nbytes is None else page.nbytes

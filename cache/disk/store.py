@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import logging
 import os
-import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,15 +19,21 @@ from ..page_keys import PageKey
 from .local import StoreError, local_path, open_directory, remove_empty_folders, sweep_locks
 from .names import (
     INDEX_NAME,
+    MARKS,
     ROOT,
+    PartKey,
+    RecordKey,
     Stored,
     description_name,
-    page_name,
     parse_description_name,
     parse_page_name,
+    parse_part_name,
+    record_name,
 )
 from .order import WriteOrder
+from .outcomes import PATIENCE_S, classify, plain
 from .readers import Readers, copy_into, read_file_into
+from .together import Together
 
 __all__ = ["PageStore", "StoreError", "Stored", "classify"]
 
@@ -38,10 +42,6 @@ _log = logging.getLogger(__name__)
 READ_CONCURRENCY = 3
 """Fewer leave a cold disk waiting; more take the interpreter from each other when files are in memory (docs/log.md)."""
 WRITE_CONCURRENCY = 4
-PATIENCE_S = 60.0
-"""What the calls that wait (list, describe, index) wait at most."""
-
-_ERRNO = re.compile(r"os_error_code='(\d+)'")
 
 
 Fetched = Callable[[], bytes]
@@ -49,7 +49,7 @@ Fetched = Callable[[], bytes]
 
 
 class PageStore:
-    """Records by page key. `read`, `write` and `delete` return at once and never raise; the other methods wait.
+    """Records of pages, and of parts of pages, by key. `read`, `write` and `delete` return at once and never raise; the other methods wait.
 
     `url` is a directory (`~` is expanded; made with mode 0700 if absent, unless `read_only`), or a URL of tensorstore's:
     `file://`, `s3://`, `gs://`, `memory://` (a store of its own for each `PageStore`), or a whole tensorstore spec as
@@ -85,10 +85,13 @@ class PageStore:
             # The one handle of a memory store is its contents.
             self._writes = self._reads if self.local is None else self._open(WRITE_CONCURRENCY)
         except (OSError, ValueError) as error:
-            raise StoreError(f"disk cache {self.url}: {_plain(error)}") from error
+            raise StoreError(f"disk cache {self.url}: {plain(error)}") from error
         if self.local is not None and not self.read_only:
             sweep_locks(self.local)
         self._readers = Readers(read_concurrency)
+        self._parts: dict[bytes, set[PartKey]] = {}
+        """By the key of their page, those that it is deleted with."""
+        self._parts_lock = threading.Lock()
         self._order = WriteOrder()
         self._idle = threading.Condition()
         self._in_flight = 0
@@ -116,7 +119,7 @@ class PageStore:
 
     # The three movements.
 
-    def read(self, key: PageKey, done: Callable[[Outcome, Fetched | None], None]) -> None:
+    def read(self, key: RecordKey, done: Callable[[Outcome, Fetched | None], None]) -> None:
         """Fetches a record of any length; `done(outcome, fetched)` is called exactly once, in a thread of the store's or
         in this one, with something only if the outcome is OK: `fetched()` makes the record's bytes, which is a copy and
         not for the store's threads, which have others to read. The record has not been checked: `record.unpack` does
@@ -129,17 +132,29 @@ class PageStore:
         else:
             done(Outcome.CANCELLED, None)
 
-    def probe(self, key: PageKey, done: Callable[[Outcome], None]) -> None:
+    def fetch(self, key: RecordKey, done: Callable[[Outcome, bytes], None]) -> None:
+        """As `read`, with bytes made by a thread that has the time, so that `done` may take its time too. They are empty
+        unless the outcome is OK."""
+
+        def take(outcome: Outcome, record: Fetched | None) -> None:
+            self._readers.submit(lambda: done(outcome, b"" if record is None else record()))
+
+        self.read(key, take)
+
+    def probe(self, key: RecordKey, done: Callable[[Outcome], None]) -> None:
         """Whether there is a record, whatever it holds: OK or MISSING; `done(outcome)` as for `read`."""
         if self._begin():
             self._fetch(key, lambda outcome, _: self._end(done, outcome), slice(0, 1))
         else:
             done(Outcome.CANCELLED)
 
-    def read_into(self, key: PageKey, buffers: Sequence[memoryview], done: Callable[[Outcome], None]) -> None:
+    def read_into(
+        self, key: RecordKey, buffers: Sequence[memoryview], done: Callable[[Outcome], None]
+    ) -> None:
         """Reads a record into `buffers`, one after the other; `done(outcome)` as for `read`, but it may take its time.
 
-        A record that is not exactly as long as they are is CORRUPT. They may hold anything unless the outcome is OK.
+        A record that is not exactly as long as they are is CORRUPT, and they hold of it what goes in. They may hold
+        anything when the outcome is another one.
         """
 
         def take(outcome: Outcome, record: Fetched | None) -> None:
@@ -153,11 +168,11 @@ class PageStore:
         elif self.local is None:
             self._fetch(key, take)
         else:
-            path = f"{self.local}/{page_name(key)}"
+            path = f"{self.local}/{record_name(key)}"
             self._readers.submit(lambda: self._end(done, self._read_file(path, buffers)))
 
     def _fetch(
-        self, key: PageKey, then: Callable[[Outcome, Fetched | None], None], part: slice | None = None
+        self, key: RecordKey, then: Callable[[Outcome, Fetched | None], None], part: slice | None = None
     ) -> None:
         """Has tensorstore read a record, or some bytes of it."""
 
@@ -174,7 +189,7 @@ class PageStore:
             then(outcome, record)
 
         try:
-            future = self._reads.read(page_name(key), byte_range=part)
+            future = self._reads.read(record_name(key), byte_range=part)
         except Exception as error:
             then(classify(error), None)
         else:
@@ -188,19 +203,41 @@ class PageStore:
         except Exception as error:
             return classify(error)
 
-    def write(self, key: PageKey, record: bytes, done: Callable[[Outcome], None]) -> None:
+    def write(self, key: RecordKey, record: bytes, done: Callable[[Outcome], None]) -> None:
         """Stores a record, in place of any that is there; `done(outcome)` as for `read`.
 
         It starts only after the deletes called before it, and after earlier writes of the same key.
         """
+        if isinstance(key, PartKey):
+            self.note_parts([key])
         self._change(key, record, done)
 
-    def delete(self, key: PageKey, done: Callable[[Outcome], None]) -> None:
-        """Removes a record after earlier writes of the same key; what is absent is no error. `done` as for `read`."""
-        self._change(key, None, done)
+    def delete(self, key: RecordKey, done: Callable[[Outcome], None]) -> None:
+        """Removes a record after earlier writes of the same key, and with a page the parts of it that are known: those
+        that were listed, written or noted here. What is absent is no error. `done` as for `read`."""
+        parts = set() if isinstance(key, PartKey) else self._take_parts(key.key)
 
-    def _change(self, key: PageKey, record: bytes | None, done: Callable[[Outcome], None]) -> None:
-        name, deletes = page_name(key), record is None
+        def end(outcome: Outcome) -> None:
+            if outcome is not Outcome.OK:
+                self.note_parts(parts)
+            done(outcome)
+
+        together = Together(1 + len(parts), end)
+        for record in (key, *parts):
+            self._change(record, None, together)
+
+    def note_parts(self, parts: Iterable[PartKey]) -> None:
+        """There may be these parts of pages: somebody else has written them, or is about to."""
+        with self._parts_lock:
+            for part in parts:
+                self._parts.setdefault(part.page.key, set()).add(part)
+
+    def _take_parts(self, page: bytes) -> set[PartKey]:
+        with self._parts_lock:
+            return self._parts.pop(page, set())
+
+    def _change(self, key: RecordKey, record: bytes | None, done: Callable[[Outcome], None]) -> None:
+        name, deletes = record_name(key), record is None
         if self.read_only:
             done(Outcome.DENIED)
             return
@@ -239,17 +276,31 @@ class PageStore:
 
     def list(self) -> Iterator[Stored]:
         """All pages, in no order; those that go away meanwhile may be among them. Raises StoreError."""
-        for name in self._names():
+        names = self._names()
+        parts = [part for name in names if (part := parse_part_name(name)) is not None]
+        self.note_parts(parts)
+        of_parts: dict[PageKey, int | None] = {}
+        for part in parts:
+            of_parts[part.page] = _sum(of_parts.get(part.page, 0), self._size(part))
+        for name in names:
             key = parse_page_name(name)
             if key is None:
                 continue
-            nbytes = None
-            if self.local is not None:
-                try:
-                    nbytes = (self.local / name).stat().st_size
-                except OSError:
-                    continue
-            yield Stored(key, nbytes)
+            nbytes = self._size(key)
+            if nbytes is None and self.local is not None:
+                continue
+            yield Stored(key, _sum(nbytes, of_parts.pop(key, 0)))
+        for key, nbytes in of_parts.items():
+            yield Stored(key, nbytes, only_parts=True)
+
+    def _size(self, key: RecordKey) -> int | None:
+        """Bytes of a record; None where the store does not tell, or has it no longer."""
+        if self.local is None:
+            return None
+        try:
+            return (self.local / record_name(key)).stat().st_size
+        except OSError:
+            return None
 
     def describe(self, namespace: bytes, fields: Mapping[str, str | int | float | bytes | None]) -> None:
         """Leaves a note for people on what `namespace` is, unless there is one. A salt must not be among `fields`.
@@ -258,13 +309,13 @@ class PageStore:
         """
         if self.read_only:
             return
-        plain = {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
+        words = {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
         name = description_name(namespace)
         try:
             if self._get(name) is None:
-                self._put(name, json.dumps(plain, indent=1).encode())
+                self._put(name, json.dumps(words, indent=1).encode())
         except Exception as error:
-            _log.warning("disk cache %s: no description for a namespace: %s", self.url, _plain(error))
+            _log.warning("disk cache %s: no description for a namespace: %s", self.url, plain(error))
 
     def description(self, namespace: bytes) -> dict[str, Any]:
         """What `describe` left; empty if there is nothing, or nothing legible. Raises StoreError."""
@@ -300,7 +351,7 @@ class PageStore:
                 self._put(INDEX_NAME, snapshot, patience)
             return not self.read_only
         except Exception as error:
-            _log.warning("disk cache %s: the index was not saved: %s", self.url, _plain(error))
+            _log.warning("disk cache %s: the index was not saved: %s", self.url, plain(error))
             return False
 
     def load_index(self) -> bytes:
@@ -308,8 +359,24 @@ class PageStore:
         try:
             return self._get(INDEX_NAME) or b""
         except Exception as error:
-            _log.warning("disk cache %s: the index was not read: %s", self.url, _plain(error))
+            _log.warning("disk cache %s: the index was not read: %s", self.url, plain(error))
             return b""
+
+    def mark(self, name: str) -> str:
+        """Leaves a mark by which others see that they have the same store; returns what it is called. Raises StoreError."""
+        with self.as_store_error():
+            self._put(MARKS + name, b"")
+        return MARKS + name
+
+    def sees(self, mark: str) -> bool:
+        """Whether such a mark is here. Raises StoreError."""
+        with self.as_store_error():
+            return self._get(mark) is not None
+
+    def unmark(self, mark: str) -> None:
+        """Removes a mark, if it can be."""
+        with contextlib.suppress(Exception):
+            self._put(mark, None)
 
     def free_bytes(self) -> int | None:
         """Bytes that the file system has left for us; None for stores that are no directory, or cannot be asked."""
@@ -374,41 +441,8 @@ class PageStore:
         try:
             yield
         except Exception as error:
-            raise StoreError(f"disk cache {self.url}: {_plain(error)}") from error
+            raise StoreError(f"disk cache {self.url}: {plain(error)}") from error
 
 
-def classify(error: BaseException) -> Outcome:
-    """What an exception of tensorstore's means for a page: it carries an errno, or a status word, in its message."""
-    text = str(error)
-    if found := _ERRNO.search(text):
-        number = int(found[1])
-    else:
-        number = getattr(error, "errno", None) or 0
-    if number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return Outcome.NO_SPACE
-    if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return Outcome.DENIED
-    if number in (errno.ENOENT, errno.EISDIR, errno.ENOTDIR):
-        return Outcome.MISSING
-    if number:
-        return Outcome.IO_ERROR
-    status = text.partition(":")[0]
-    if status == "NOT_FOUND":
-        return Outcome.MISSING
-    if status in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
-        return Outcome.DENIED
-    if status == "CANCELLED":
-        return Outcome.CANCELLED
-    return Outcome.IO_ERROR
-
-
-def _plain(error: BaseException) -> str:
-    """One line for people: without tensorstore's status word, errno and source locations."""
-    if isinstance(error, TimeoutError):
-        return f"no answer within {PATIENCE_S:g} s"
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    text = re.sub(
-        r"\s*\[(?:os_error_code|source locations|tensorstore_spec)=.*", "", str(error), flags=re.DOTALL
-    )
-    return " ".join(re.sub(r"^[A-Z_]+: ", "", text).split())
+def _sum(one: int | None, more: int | None) -> int | None:
+    return None if one is None or more is None else one + more

@@ -13,7 +13,9 @@ import numpy as np
 import pytest
 
 from tierax.cache.device_pool import DevicePool
+from tierax.cache.disk.page_records import PageRecords
 from tierax.cache.disk.record import PageLayout
+from tierax.cache.disk.share import Share
 from tierax.cache.disk.store import PageStore
 from tierax.cache.host_pool import HostPool
 from tierax.cache.mover import TierMover
@@ -59,7 +61,7 @@ def test_bytes_survive_all_tiers(tmp_path: Path, dtype: str, kv_heads: int, page
     host = HostPool(PAGES, pool.page_bytes)
     layout = PageLayout(pool.array.shape[1:], dtype)
     store = PageStore(tmp_path / "pages")
-    mover = TierMover(pool, host, clock=time.monotonic, store=store, layout=layout)
+    mover = TierMover(pool, host, clock=time.monotonic, records=PageRecords(store, Share.whole(layout)))
     original = fill(pool, seed=1)
     order = np.random.default_rng(2).permutation(PAGES).tolist()
 

@@ -13,7 +13,9 @@ import pytest
 import xxhash
 
 from helpers.dict_store import DictStore
+from tierax.cache.disk.page_records import PageRecords
 from tierax.cache.disk.record import PageLayout
+from tierax.cache.disk.share import Share
 from tierax.cache.host_pool import HostPool
 from tierax.cache.mover import TierMover
 from tierax.cache.moves import Move, Outcome
@@ -125,8 +127,7 @@ class Bench:
             self.device,
             self.host,
             clock=time.monotonic,
-            store=self.store,
-            layout=LAYOUT,
+            records=PageRecords(self.store, Share.whole(LAYOUT)),
             wake=self._wake,
             **settings,
         )
@@ -583,5 +584,6 @@ def test_nothing_to_move_is_told_of_too(bench: Bench) -> None:
 def test_pages_of_different_sizes_are_refused() -> None:
     with pytest.raises(ValueError, match="'device': 192, 'host': 100"):
         TierMover(ArrayDevice(), HostPool(2, 100), clock=itertools.count().__next__)
-    with pytest.raises(ValueError, match="layout"):
-        TierMover(ArrayDevice(), HostPool(2, PAGE), clock=itertools.count().__next__, store=DictStore())
+    records = PageRecords(DictStore(), Share.whole(PageLayout((PAGE + 1,), "uint8")))
+    with pytest.raises(ValueError, match="'disk': 193"):
+        TierMover(ArrayDevice(), HostPool(2, PAGE), clock=itertools.count().__next__, records=records)

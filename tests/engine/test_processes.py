@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from helpers.split_engine import Place, answers
+from helpers.split_team import Team
 from tierax.engine.channel import ChannelError, Connection, accept, connect, listen
 from tierax.engine.leader import LOST_EXIT_CODE
-
-TESTS = Path(__file__).parents[1]
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -107,53 +101,13 @@ def test_a_stranger_is_no_process_of_ours() -> None:
     connection.close()
 
 
-class Pair:
-    """Two processes with two devices each."""
-
-    def __init__(self, directory: Path, forever: bool) -> None:
-        Place(directory, "llama-bias", "f32")
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        environment = os.environ | {
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=2 --xla_backend_optimization_level=0",
-            "JAX_PLATFORMS": "cpu",
-            "PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent / "src")]),
-        }
-        program = [sys.executable, "-m", "helpers.split_engine", "--process", str(directory), "4"]
-        self.processes = [
-            subprocess.Popen(
-                [*program, str(process), str(port), "forever" if forever else "once"],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                cwd=TESTS,
-            )
-            for process in (0, 1)
-        ]
-
-    def answers(self) -> dict[str, Any]:
-        """What process 0 prints."""
-        stdout = self.processes[0].stdout
-        assert stdout is not None
-        for line in stdout:
-            if line.startswith("{"):
-                return json.loads(line)
-        raise AssertionError(self.processes[0].communicate()[1])
-
-    def close(self) -> None:
-        for process in self.processes:
-            process.kill()
-            process.communicate()
-
-
 @pytest.mark.slow
 def test_two_processes_answer_as_one(tmp_path: Path) -> None:
     with Place(tmp_path, "llama-bias", "f32").engine(1, disk=False) as llm:
         expected = answers(llm, sampled=True)
-    pair = Pair(tmp_path, forever=False)
+    team = Team(tmp_path, "once")
     try:
-        found = pair.answers()
+        found = team.answers()
         for name in ("greedy", "again", "sampled"):
             assert found[name] == expected[name]
         assert found["scores"] == pytest.approx(expected["scores"], abs=1e-3)
@@ -161,24 +115,24 @@ def test_two_processes_answer_as_one(tmp_path: Path) -> None:
         # Each process has kept its half of every page.
         assert sum(tiers["host"] for tiers in found["by_tier_again"]) > 0
         assert found["page_bytes"] * 2 == expected["page_bytes"]
-        assert [process.wait(60) for process in pair.processes] == [0, 0]
+        assert [process.wait(60) for process in team.processes] == [0, 0]
     finally:
-        pair.close()
+        team.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_process_that_is_killed_ends_the_other(tmp_path: Path, killed: int) -> None:
-    pair = Pair(tmp_path, forever=True)
+    team = Team(tmp_path, "forever")
     try:
-        pair.answers()
-        pair.processes[killed].send_signal(signal.SIGKILL)
+        team.answers()
+        team.processes[killed].send_signal(signal.SIGKILL)
         started = time.monotonic()
-        other = pair.processes[1 - killed]
+        other = team.processes[1 - killed]
         # Whichever notices first: our channel, or jax's own watch, which aborts.
         assert other.wait(30) in (LOST_EXIT_CODE, -signal.SIGABRT)
         assert time.monotonic() - started < 30
         _, errors = other.communicate()
         assert "so this process ends too" in errors or "another task died" in errors
     finally:
-        pair.close()
+        team.close()

@@ -92,8 +92,13 @@ def test_more_devices_than_there_are_is_told_with_the_numbers() -> None:
         ({"coordinator_address": "a"}, "coordinator_address: 'a' must be host:port"),
         ({"process_id": 1}, "process_id: 1 must be a whole number from 0 to 0"),
         (
-            {"num_processes": 2, "tp_size": 2, "coordinator_address": "a:1", "host_disk_cache_dir": "d"},
-            "host_disk_cache_dir: there is no disk cache for several processes yet",
+            {
+                "num_processes": 2,
+                "tp_size": 2,
+                "coordinator_address": "a:1",
+                "host_disk_cache_dir": "memory://",
+            },
+            "host_disk_cache_dir: no process sees another one's memory",
         ),
     ],
 )

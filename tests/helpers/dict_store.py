@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from tierax.cache.disk.names import PartKey, RecordKey
 from tierax.cache.disk.readers import copy_into
 from tierax.cache.moves import Outcome
-from tierax.cache.page_keys import PageKey
 
 
 class DictStore:
-    """Has the three movements of `PageStore`. Answers at once, or from `answer` while it is `held`."""
+    """Has the three movements of `PageStore`, for whole pages. Answers at once, or from `answer` while it is `held`."""
 
     def __init__(self) -> None:
-        self.records: dict[PageKey, bytes] = {}
+        self.records: dict[RecordKey, bytes] = {}
         self.held = False
-        self.faults: dict[PageKey, Outcome] = {}
-        self.raises: set[PageKey] = set()
-        self.spoil: dict[PageKey, Callable[[bytes], bytes]] = {}
+        self.faults: dict[RecordKey, Outcome] = {}
+        self.raises: set[RecordKey] = set()
+        self.spoil: dict[RecordKey, Callable[[bytes], bytes]] = {}
         """What a read makes of a record."""
-        self.calls: list[tuple[str, PageKey]] = []
+        self.calls: list[tuple[str, RecordKey]] = []
         self._answers: deque[Callable[[], None]] = deque()
         self._lock = threading.Lock()
 
-    def read_into(self, key: PageKey, buffers: Sequence[memoryview], done: Callable[[Outcome], None]) -> None:
+    def read_into(
+        self, key: RecordKey, buffers: Sequence[memoryview], done: Callable[[Outcome], None]
+    ) -> None:
         def answer() -> None:
             if key in self.faults:
                 done(self.faults[key])
@@ -36,7 +38,13 @@ class DictStore:
 
         self._call("read", key, answer)
 
-    def write(self, key: PageKey, record: bytes, done: Callable[[Outcome], None]) -> None:
+    def fetch(self, key: RecordKey, done: Callable[[Outcome, bytes], None]) -> None:
+        raise AssertionError("no page is in parts here")
+
+    def note_parts(self, parts: Iterable[PartKey]) -> None:
+        raise AssertionError("no page is in parts here")
+
+    def write(self, key: RecordKey, record: bytes, done: Callable[[Outcome], None]) -> None:
         def answer() -> None:
             if key not in self.faults:
                 self.records[key] = record
@@ -44,7 +52,7 @@ class DictStore:
 
         self._call("write", key, answer)
 
-    def delete(self, key: PageKey, done: Callable[[Outcome], None]) -> None:
+    def delete(self, key: RecordKey, done: Callable[[Outcome], None]) -> None:
         def answer() -> None:
             self.records.pop(key, None)
             done(Outcome.OK)
@@ -67,7 +75,7 @@ class DictStore:
         with self._lock:
             return len(self._answers)
 
-    def _call(self, verb: str, key: PageKey, answer: Callable[[], None]) -> None:
+    def _call(self, verb: str, key: RecordKey, answer: Callable[[], None]) -> None:
         if key in self.raises:
             raise OSError("this store is out of order")
         with self._lock:

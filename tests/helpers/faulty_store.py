@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tierax.cache.disk.names import page_name
+from tierax.cache.disk.names import RecordKey, record_name
 from tierax.cache.disk.order import WriteOrder
 from tierax.cache.disk.readers import copy_into
 from tierax.cache.disk.store import Fetched, PageStore
 from tierax.cache.moves import Outcome
-from tierax.cache.page_keys import PageKey
 
 
 class Fault(enum.Enum):
@@ -42,7 +41,7 @@ class Rule:
 
     operation: str
     fault: Fault
-    keys: frozenset[PageKey] | None
+    keys: frozenset[RecordKey] | None
     times: int | None
     share: float
     hits: int = 0
@@ -74,7 +73,7 @@ class FaultyStore(PageStore):
         self,
         operation: str,
         fault: Fault,
-        keys: Iterable[PageKey] | None = None,
+        keys: Iterable[RecordKey] | None = None,
         *,
         times: int | None = None,
         share: float = 1.0,
@@ -111,7 +110,7 @@ class FaultyStore(PageStore):
     def stalled(self) -> int:
         return len(self._stalled)
 
-    def read(self, key: PageKey, done: Callable[[Outcome, Fetched | None], None]) -> None:
+    def read(self, key: RecordKey, done: Callable[[Outcome, Fetched | None], None]) -> None:
         fault = self._strike("read", key)
         real = super().read
 
@@ -123,7 +122,9 @@ class FaultyStore(PageStore):
         else:
             self._later("read", fault, lambda: real(key, answer))
 
-    def read_into(self, key: PageKey, buffers: Sequence[memoryview], done: Callable[[Outcome], None]) -> None:
+    def read_into(
+        self, key: RecordKey, buffers: Sequence[memoryview], done: Callable[[Outcome], None]
+    ) -> None:
         fault = self._strike("read", key)
         real = super().read_into
 
@@ -140,25 +141,25 @@ class FaultyStore(PageStore):
         else:
             self._later("read", fault, lambda: real(key, buffers, answer))
 
-    def write(self, key: PageKey, record: bytes, done: Callable[[Outcome], None]) -> None:
+    def write(self, key: RecordKey, record: bytes, done: Callable[[Outcome], None]) -> None:
         fault = self._strike("write", key)
         real = super().write
         self._in_order("write", key, fault, done, lambda end: real(key, self._damage(fault, record), end))
 
-    def delete(self, key: PageKey, done: Callable[[Outcome], None]) -> None:
+    def delete(self, key: RecordKey, done: Callable[[Outcome], None]) -> None:
         real = super().delete
         self._in_order("delete", key, self._strike("delete", key), done, lambda end: real(key, end))
 
     def _in_order(
         self,
         operation: str,
-        key: PageKey,
+        key: RecordKey,
         fault: Fault | None,
         done: Callable[[Outcome], None],
         real: Callable[[Callable[[Outcome], None]], None],
     ) -> None:
         """What is late or stalled here keeps what comes after it waiting, as it would in the real store."""
-        name, deletes = page_name(key), operation == "delete"
+        name, deletes = record_name(key), operation == "delete"
         failure = None if fault is None else _OUTCOMES.get(fault)
         heals = self._heals
 
@@ -176,7 +177,7 @@ class FaultyStore(PageStore):
     def free_bytes(self) -> int | None:
         return super().free_bytes() if self.free is None else self.free
 
-    def _strike(self, operation: str, key: PageKey) -> Fault | None:
+    def _strike(self, operation: str, key: RecordKey) -> Fault | None:
         with self._lock:
             self.calls[operation] += 1
             for rule in self._rules:

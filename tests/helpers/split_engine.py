@@ -45,6 +45,7 @@ class Place:
     def __init__(self, directory: Path, family: str, kv: str) -> None:
         self._directory, self._kv = directory, kv
         self.model = directory / "model"
+        self.disk = directory / "disk"
         if not self.model.exists():
             write_tiny_text_model(self.model, family)
         self._config = resolve_model(self.model).config
@@ -72,7 +73,7 @@ class Place:
             max_num_batched_tokens=8,
             device_cache_size=(pool_pages + 1) * size,
             host_cache_size=host_pages * _page_bytes(self._config, self._config.num_kv_heads, self._kv),
-            host_disk_cache_dir=str(self._directory / "disk") if disk else None,
+            host_disk_cache_dir=str(self.disk) if disk else None,
             prefetch_policy="wait_complete",
             compile_cache_dir=str(self._directory / "compiled"),
             skip_warmup=True,
@@ -109,6 +110,9 @@ def answers(llm: LLM, sampled: bool) -> dict[str, Any]:
             entry.logprob for out in drawn for entry in out.prompt_logprobs or [] if entry is not None
         ],
         "evicted": engine.stats.evicted_pages,
+        "written": engine.tiers.transfers.writer.stats.written_pages,
+        "failed_writes": engine.tiers.transfers.writer.stats.failed_pages,
+        "failed_reads": engine.tiers.transfers.prefetcher.stats.failed_pages,
         "page_bytes": engine.page_bytes,
     }
 
@@ -139,14 +143,21 @@ def run(case: dict[str, Any]) -> list[dict[str, Any]]:
         return results
 
 
-def take_part(directory: Path, devices: int, process: int, port: int, forever: bool) -> int:
-    """One of two processes that run a model in `directory` together; process 0 prints its answers, or goes on for ever."""
-    config = Place(directory, "llama-bias", "f32").config(
+def take_part(directory: Path, devices: int, process: int, processes: int, port: int, mode: str) -> int:
+    """One of several processes that run a model in `directory` together; process 0 prints its answers.
+
+    mode: `once`; `forever`: and goes on until it is killed; with a disk cache `disk` (once), `disk-forever` (prompts that are
+    new each time), and `elsewhere`, where the others than process 0 have another directory.
+    """
+    place, disk = Place(directory, "llama-bias", "f32"), mode not in ("once", "forever")
+    if mode == "elsewhere" and process:
+        place.disk = directory / "elsewhere"
+    config = place.config(
         devices,
-        host_pages=10 * HOST_PAGES,
-        disk=False,
+        host_pages=HOST_PAGES if disk else 10 * HOST_PAGES,
+        disk=disk,
         coordinator_address=f"127.0.0.1:{port}",
-        num_processes=2,
+        num_processes=processes,
         process_id=process,
     )
     if process:
@@ -154,13 +165,17 @@ def take_part(directory: Path, devices: int, process: int, port: int, forever: b
     with LLM(config, use_tqdm=False) as llm:
         found = answers(llm, sampled=True)
         print(json.dumps(found), flush=True)
-        while forever:
+        while mode == "forever":
             llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        more = random.Random(0)
+        while mode == "disk-forever":
+            llm.generate([[more.randrange(256) for _ in range(60)]], GREEDY, use_tqdm=False)
     return 0
 
 
 if __name__ == "__main__":
     if sys.argv[1] == "--process":
-        place, devices, process, port, forever = sys.argv[2:]
-        sys.exit(take_part(Path(place), int(devices), int(process), int(port), forever == "forever"))
+        directory, *numbers, mode = sys.argv[2:]
+        devices, process, processes, port = map(int, numbers)
+        sys.exit(take_part(Path(directory), devices, process, processes, port, mode))
     print(json.dumps([run(case) for case in json.loads(sys.argv[1])]))

@@ -8,7 +8,9 @@ from typing import Any
 
 from tierax.cache.device_pool import DevicePool
 from tierax.cache.disk.index import DiskIndex
+from tierax.cache.disk.page_records import PageRecords
 from tierax.cache.disk.record import PageLayout
+from tierax.cache.disk.share import Share
 from tierax.cache.disk.store import PageStore
 from tierax.cache.host_pool import HostPool
 from tierax.cache.manager import CacheManager
@@ -46,8 +48,7 @@ class TinyTiers:
             pool,
             self.host,
             clock=clock,
-            store=self.store,
-            layout=layout,
+            records=None if self.store is None else PageRecords(self.store, Share.whole(layout)),
         )
         self.prefetcher = Prefetcher(
             cache,

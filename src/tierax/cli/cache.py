@@ -151,7 +151,7 @@ def _verify(store: PageStore, args: argparse.Namespace) -> int:
     from ..cache.disk.upkeep import check_pages
 
     index, orphans = _index(store)
-    keys = [page.key for page in store.list()]
+    keys = [page.key for page in store.list() if not page.only_parts]
     bad: dict[PageKey, str] = {}
     with tqdm(total=len(keys), unit="page", disable=not sys.stderr.isatty(), leave=False) as bar:
         for key, _, reason in check_pages(store, keys):
