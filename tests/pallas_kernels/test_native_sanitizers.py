@@ -19,7 +19,7 @@ SANITIZERS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sanitizer", SANITIZERS)
-@pytest.mark.parametrize("driver", ["linear_driver.cc", "attention_driver.cc"])
+@pytest.mark.parametrize("driver", ["linear_driver.cc", "attention_driver.cc", "layers_driver.cc"])
 def test_kernels_under(sanitizer: str, driver: str, tmp_path: Path) -> None:
     program = tmp_path / "driver"
     try:
