@@ -29,6 +29,7 @@ _IN_ORDER = (
     "down_bias",
 )
 """A layer's parameters as the library reads them."""
+_MATRICES = ("qkv", "o", "gate_up", "down")
 
 
 class NativeLayers:
@@ -43,9 +44,10 @@ class NativeLayers:
         self._exact = exact
 
     def serves(self, rows: int, layers: Sequence[dict[str, Any]]) -> bool:
-        names = {
-            _matrix(layer[name]).dtype.name for layer in layers for name in ("qkv", "o", "gate_up", "down")
-        }
+        matrices = [_matrix(layer[name]) for layer in layers for name in _MATRICES]
+        if any(matrix is None for matrix in matrices):
+            return False
+        names = {matrix.dtype.name for matrix in matrices if matrix is not None}
         return names <= MOST_ROWS.keys() and (self._exact or rows <= min(MOST_ROWS[name] for name in names))
 
     def __call__(
@@ -103,5 +105,8 @@ def _parts(layer: dict[str, Any]) -> list[jax.Array]:
     return parts
 
 
-def _matrix(weight: Any) -> Any:
-    return weight.codes if isinstance(weight, QuantizedMatrix) else weight
+def _matrix(weight: Any) -> jax.Array | None:
+    """What the library reads of a weight; None for a kind that it does not know."""
+    if isinstance(weight, QuantizedMatrix):
+        return weight.codes
+    return weight if isinstance(weight, jax.Array) else None

@@ -67,7 +67,8 @@ def test_copies_answer_as_one_and_conversations_stay(case: dict[str, Any]) -> No
     # The same sizes, and the host's divided.
     (alone,) = single["pages"]
     assert several["pages"] == [[alone[0], alone[1] // copies]] * copies
-    assert several["servers"] == [copies] * copies
+    # Those that started earlier hear of the later ones when they next look.
+    assert max(several["servers"]) == copies
     if devices > 1:
         assert "dp_size: 3 copies on 2 devices each take 6 devices, but jax finds 4 (cpu)" in found["refused"]
 
