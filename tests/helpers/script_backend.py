@@ -17,7 +17,8 @@ class ScriptBackend(Backend):
     """`calls` are the prompts, in the order in which they came, with their sampling and shape.
 
     Prompts count as cached as far as they begin like one that was answered before. `gate`, if set, is waited for before
-    each answer; `likely` are the texts that `score` likes.
+    each answer, and so is, for ten seconds at most, that as many run at once as `together` says of its prompt; `likely`
+    are the texts that `score` likes.
     """
 
     def __init__(self, script: Script = lambda text: "ok", *, likely: Sequence[str] = ()) -> None:
@@ -27,6 +28,7 @@ class ScriptBackend(Backend):
         self.calls: list[tuple[str, Sampling, Shape | None]] = []
         self.scored: list[tuple[list[str], int]] = []
         self.gate: asyncio.Event | None = None
+        self.together: Callable[[str], int] = lambda prompt: 1
         self.running = self.most_running = self.cancelled = 0
         self.renders = 0
         self._seen: list[list[int]] = []
@@ -52,6 +54,9 @@ class ScriptBackend(Backend):
             await asyncio.sleep(0.001)
             if self.gate is not None:
                 await self.gate.wait()
+            async with asyncio.timeout(10):
+                while self.most_running < self.together(prompt):
+                    await asyncio.sleep(0.001)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise

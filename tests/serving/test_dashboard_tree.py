@@ -13,6 +13,7 @@ from helpers.live_server import Live, eventually
 from helpers.tiered_engine import TieredEngine
 from tierax.cache.manager import CacheManager
 from tierax.cache.policies.registry import POLICIES, load_policy
+from tierax.engine.plan import Collected
 from tierax.engine.tree_picture import COLUMNS, picture
 
 pytestmark = pytest.mark.asyncio
@@ -54,7 +55,15 @@ async def test_the_tree_says_where_a_prefix_is(serve):
 
 
 async def test_what_is_in_use_is_told(serve):
-    live = await serve(engine=TieredEngine(pages=64))
+    engine = TieredEngine(pages=256)
+    collect = engine.rig.device.collect
+
+    def slowly() -> Collected:
+        time.sleep(0.01)  # or the answer is over before a busy machine comes to ask for the tree
+        return collect()
+
+    engine.rig.device.collect = slowly
+    live = await serve(engine=engine)
     stream = await live.open_stream("/v1/completions", prompt=PROMPT, max_tokens=900)
     nodes: list[Any] = []
     while not nodes:
