@@ -66,8 +66,10 @@ def _llama_server(task: Task) -> Start:
         raise PeerMissing("it runs GGUF files only")
     program = shutil.which("llama-server")
     if program is not None:
-        slots = ["-np", str(task.running), "-c", str(task.running * CONTEXT)]
-        return Start([program, "-m", str(task.model), "--port", str(task.port), *slots, *task.flags])
+        flags = ["--port", str(task.port), "-np", str(task.running), "-c", str(task.running * CONTEXT)]
+        # By itself it takes one thread per physical core, which on a virtual machine may be half of what there is.
+        flags += ["-t", str(os.cpu_count())]
+        return Start([program, "-m", str(task.model), *flags, *task.flags])
     _import(task.python, "llama_cpp.server", "llama-server on the PATH, or llama-cpp-python[server]")
     flags = ["--port", str(task.port), "--n_ctx", str(CONTEXT), "--n_threads", str(os.cpu_count())]
     # Otherwise each new request ends the stream of the one before.
