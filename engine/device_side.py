@@ -20,6 +20,7 @@ from ..pallas_kernels import attention
 from ..pallas_kernels.kernels import Kernels
 from ..pallas_kernels.pages import PoolShape, page_bytes_on_device, pool_format
 from .config import ConfigError, EngineConfig
+from .huge_pages import use_huge_pages
 from .placement import Placement
 from .plan import Limits
 from .platform import PLATFORMS, compiler_options, device_memory, device_target, pool_pages, weight_form
@@ -83,6 +84,7 @@ class DeviceSide:
                 progress=progress,
                 shares=placement.shares,
             )
+        use_huge_pages(jax.tree.leaves(params))
         self.weight_bytes = _bytes_per_step(params, source.config)
         """Of parameters, read by every step; an embedding table that is no output head is not."""
         self._param_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(params))

@@ -15,7 +15,8 @@ constexpr int kLinearColumns = kRegisters == 32 ? 6 : 3;
 constexpr int kSingleColumns = 2 * kLinearColumns;
 
 // Weights are asked for at least this far ahead of their use. Rows are a few KiB and read several at a time, which the
-// hardware's own prefetchers follow badly: without, a Zen 3 core reads f32 at 12 of 17 GB/s, int8 at 6.
+// hardware's own prefetchers follow badly: without, a Zen 3 core reads f32 at 12 of 17 GB/s, int8 at 6. They go to L2: for
+// as long as they are on their way to L1, they take the few places there that what is used now needs too.
 constexpr int64_t kPrefetchBytes = 8192;
 // Many rows of x do not stay in L1: then a block of w of about this size, which stays in L2, meets one tile's rows of x
 // after the other.
@@ -47,7 +48,7 @@ struct Stream {
   template <int64_t Most>
   TIERAX_INLINE void ask() {
 #pragma GCC unroll 16
-    for (int64_t line = 0; line < Most; line += 64) __builtin_prefetch(ahead + line);
+    for (int64_t line = 0; line < Most; line += 64) __builtin_prefetch(ahead + line, 0, 2);
     ahead += advance;
   }
 };
