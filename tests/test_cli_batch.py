@@ -19,6 +19,7 @@ import pytest
 
 import tierax.engine.replicas
 from helpers.batch_client import jsonl, line
+from helpers.cli_calls import mistake
 from helpers.fake_engine import FakeEngine, FakeEngineThread, Script, babble, say
 from helpers.live_server import CHAT, Live
 from tierax.cli.main import main
@@ -170,30 +171,23 @@ def test_no_more_at_once_than_allowed(local: Local, monkeypatch: pytest.MonkeyPa
     assert 1 <= most[0] <= 3
 
 
-def _mistake(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    assert main(["batch", *args]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    return err
-
-
 def test_mistakes_are_one_line(local: Local, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     local.source.write_bytes(jsonl(ids(2)))
     source, output = str(local.source), str(local.output)
     link = tmp_path / "link.jsonl"
     link.symlink_to(local.source)
-    assert "input and output at once" in _mistake(capsys, source, source)
-    assert "input and output at once" in _mistake(capsys, source, str(link))
+    assert "input and output at once" in mistake(capsys, "batch", source, source)
+    assert "input and output at once" in mistake(capsys, "batch", source, str(link))
     assert local.source.read_bytes() == jsonl(ids(2))
-    assert "No such file" in _mistake(capsys, str(tmp_path / "nothing"), output)
-    assert "not a plain file" in _mistake(capsys, source, str(tmp_path))
-    assert "No such file" in _mistake(capsys, source, str(tmp_path / "no" / "out"))
-    assert "at least 1" in _mistake(capsys, source, output, "--max-concurrency", "0")
-    assert "leave --model-path away" in _mistake(
-        capsys, source, output, "--base-url", "http://x", "--model", "m"
+    assert "No such file" in mistake(capsys, "batch", str(tmp_path / "nothing"), output)
+    assert "not a plain file" in mistake(capsys, "batch", source, str(tmp_path))
+    assert "No such file" in mistake(capsys, "batch", source, str(tmp_path / "no" / "out"))
+    assert "at least 1" in mistake(capsys, "batch", source, output, "--max-concurrency", "0")
+    assert "leave --model-path away" in mistake(
+        capsys, "batch", source, output, "--base-url", "http://x", "--model", "m"
     )
-    assert "give a URL" in _mistake(capsys, source, output, "--base-url", "localhost:1")
-    assert "--api-key is for --base-url" in _mistake(capsys, source, output, "--api-key", "k")
+    assert "give a URL" in mistake(capsys, "batch", source, output, "--base-url", "localhost:1")
+    assert "--api-key is for --base-url" in mistake(capsys, "batch", source, output, "--api-key", "k")
     assert local.engines == []
 
 
