@@ -12,7 +12,7 @@ import pytest
 from helpers.fault_stage import COPY, KEPT, OPTIONS, PAGE, STEP, WHOLE, Stage, Start, prompt
 from helpers.faulty_store import Fault
 from helpers.tiny_engine import output
-from tierax.cache.writer import PAUSE
+from tierax.cache.writer import LOOK_EVERY, PAUSE
 from tierax.engine.request import SamplingParams
 
 POLICIES = {"best_effort": 0.0, "timeout=300ms": 0.3, "wait_complete": 10.0}
@@ -241,6 +241,26 @@ def test_what_cannot_be_deleted_stops_the_writing_and_is_deleted_later(stage: St
     run.clock.advance(PAUSE)
     stage.expect_recovery(run, 7)
     assert len(run.on_disk()) <= 2 * KEPT
+
+
+def test_others_who_fill_the_file_system_get_the_space_that_the_cache_had(stage: Stage, start: Start) -> None:
+    floor = 10**9
+    run = start(free_floor=floor)
+    assert run.tiers.index is not None
+    run.store.free = 2 * floor
+    for name in range(2):
+        stage.ask(run, name)
+    run.finish()
+    assert len(run.on_disk()) == 2 * KEPT
+    run.store.free = floor - 5 * run.tiers.record_bytes
+    run.clock.advance(LOOK_EVERY)
+    stage.ask(run, 2)
+    run.finish()
+    assert len(run.on_disk()) == 2 * KEPT - 5, "and nothing was written meanwhile"
+    assert run.tiers.index.stats.evicted_pages["space_floor"] == 5
+    run.store.free = 2 * floor
+    stage.expect_recovery(run, 2)
+    assert len(run.on_disk()) > 2 * KEPT
 
 
 def test_a_directory_that_is_removed_under_it_is_made_again(stage: Stage, start: Start) -> None:
