@@ -369,6 +369,6 @@ def test_a_store_that_does_not_answer_is_a_store_error(place: Place, monkeypatch
         def read(self, *_: object, **__: object) -> Callable[[], News]:
             raise ValueError("UNAVAILABLE: no network")
 
-    monkeypatch.setattr(type(place.store), "kv", Broken())
+    monkeypatch.setattr(first.board, "_kv", Broken())
     with pytest.raises(StoreError, match="no network"):
         first.board.read()
