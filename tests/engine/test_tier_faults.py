@@ -83,6 +83,19 @@ def test_a_stalled_read_delays_its_own_request_only_and_not_for_long(
     stage.expect_recovery(run, 0)
 
 
+def test_what_has_arrived_is_used_though_others_wait_for_longer(stage: Stage, start: Start) -> None:
+    run = start(stored=True, prefetch="wait_complete")
+    run.store.inject("read", Fault.STALLED, run.keys(prompt(0)))
+    first, second = run.add(prompt(0), OPTIONS), run.add(prompt(1), OPTIONS)
+    run.until(lambda: second.finish_reason is not None, "the end of the second")
+    assert first.first_scheduled is None
+    assert second.cached_by_tier["disk"] == WHOLE
+    run.store.release()
+    run.until(lambda: first.finish_reason is not None, "the end of the first")
+    assert first.cached_by_tier["disk"] == WHOLE
+    assert [output(first), output(second)] == [stage.right(0), stage.right(1)]
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_slow_disk_is_waited_for_as_long_as_the_policy_says(
     stage: Stage, start: Start, policy: str
