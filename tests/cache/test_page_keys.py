@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from itertools import combinations
+from types import SimpleNamespace
 from typing import Any
 
 from tierax.cache.page_keys import KEY_BYTES, chain, namespace_digest
+from tierax.engine.config import EngineConfig
+from tierax.engine.tiers import identity
 
 Fields = dict[str, Any]
 
@@ -38,6 +41,30 @@ ALIKE: list[tuple[Fields, bytes]] = [
 def test_no_two_lists_of_fields_make_one_namespace() -> None:
     for (one, salt), (other, other_salt) in combinations(ALIKE, 2):
         assert namespace_digest(one, salt) != namespace_digest(other, other_salt), (one, other)
+
+
+def test_whatever_the_kv_of_a_model_depends_on_is_in_its_namespace() -> None:
+    as_it_is: dict[str, Any] = {
+        "source": SimpleNamespace(config="a config", weights_digest=lambda: "w"),
+        "config": EngineConfig.create("demo", host_disk_cache_dir="kv"),
+        "dtype": "f32",
+        "weight_form": "f32",
+        "activations": "f32",
+        "kv_dtype": "f32",
+        "page_size": 16,
+    }
+    others: Fields = {
+        "source": SimpleNamespace(config="a config", weights_digest=lambda: "x"),
+        "dtype": "bf16",
+        "weight_form": "int8",
+        "activations": "int8",
+        "kv_dtype": "fp8",
+        "page_size": 32,
+    }
+    variants = [as_it_is, *(as_it_is | {name: other} for name, other in others.items())]
+    variants.append(as_it_is | {"source": SimpleNamespace(config="another", weights_digest=lambda: "w")})
+    digests = {namespace_digest(identity(**fields)) for fields in variants}
+    assert len(digests) == len(variants)
 
 
 def test_the_order_of_fields_makes_no_difference() -> None:
