@@ -29,6 +29,8 @@ from tierax.serving.batch.lines import MAX_CUSTOM_ID
 from tierax.serving.config import ServerConfig
 
 SRC = Path(__file__).resolve().parents[1] / "src"
+LINES = 300
+"""Of a batch that is cut off."""
 
 
 class Local:
@@ -315,8 +317,13 @@ async def cut_off(live: Live, source: Path, output: Path, number: int, after: in
         while not output.exists() or output.read_bytes().count(b"\n") < after:
             assert process.poll() is None, process.communicate()
             await asyncio.sleep(0.005)
+        # Nothing more is answered, however late the process hears of it.
+        live.thread.hold()
         process.send_signal(number)
-        _, err = await asyncio.to_thread(process.communicate, timeout=30)
+        try:
+            _, err = await asyncio.to_thread(process.communicate, timeout=300)
+        finally:
+            live.thread.resume()
         return process.returncode, err
 
 
@@ -327,11 +334,11 @@ async def test_a_run_that_is_cut_off_goes_on(
 ) -> None:
     live = await Live.start(FakeEngine(babble), ServerConfig(), step_seconds=0.002, max_running=4)
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_bytes(jsonl(ids(100, max_tokens=8)))
+    source.write_bytes(jsonl(ids(LINES, max_tokens=8)))
     try:
         code, err = await cut_off(live, source, output, number, after=20)
         answered = output.read_bytes().count(b"\n")
-        assert 20 <= answered < 100
+        assert 20 <= answered < LINES
         if number == signal.SIGINT:
             assert code == 130
             assert re.search("interrupted; the same command goes on from here", err)
@@ -339,7 +346,7 @@ async def test_a_run_that_is_cut_off_goes_on(
             assert len(read(output)) == answered
         whole = sum(raw.endswith(b"\n") for raw in output.read_bytes().splitlines(keepends=True))
         assert await asyncio.to_thread(main, ["batch", str(source), str(output), "--base-url", live.url]) == 0
-        assert f"100 lines answered ({whole} before)" in capsys.readouterr().err
-        assert sorted(x["custom_id"] for x in read(output)) == sorted(f"q{i}" for i in range(100))
+        assert f"{LINES} lines answered ({whole} before)" in capsys.readouterr().err
+        assert sorted(x["custom_id"] for x in read(output)) == sorted(f"q{i}" for i in range(LINES))
     finally:
         await live.stop()
