@@ -6,7 +6,6 @@ it takes some forty minutes on two cores.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from .cache_overhead import Burst, measure_overhead, overhead_targets
 from .cache_table import measure_table, table_targets
 from .cache_ttft import measure_ttft, ttft_targets
 from .copies import measure_copies
+from .pictures import Panel, bars, cumulative
 from .report import Parser, number, table, write_report
 from .targets import Target, targets_table
 
@@ -81,6 +81,8 @@ class Part:
     measure: Callable[[Plan], dict[str, Any]]
     targets: Callable[[dict[str, Any]], list[Target]]
     show: Callable[[dict[str, Any]], str]
+    panel: Callable[[dict[str, Any]], Panel]
+    """Of `--plot`."""
 
 
 def main(argv: list[str] | None = None, clock: Clock = perf_counter) -> int:
@@ -106,6 +108,7 @@ def main(argv: list[str] | None = None, clock: Clock = perf_counter) -> int:
     else:
         report = measure(maker, shapes, names, disk_parent)
         write_report(report, args["json"])
+    parser.draw(args["plot"], *(PARTS[name].panel(report) for name in names))
     different = report.get("answers", {}).get("different", [])
     for one in different:
         print(f"tierax bench cache: error: answers differ: {one}", file=sys.stderr)
@@ -181,6 +184,11 @@ def _show_copies(report: dict[str, Any]) -> str:
     return table(["copies of pages", "GB/s", "against", "ratio"], rows)
 
 
+def _copies_panel(report: dict[str, Any]) -> Panel:
+    speeds = {row["path"]: row["gb_s"] for row in report["copies"]}
+    return bars(speeds, "GB/s", "Copies of pages")
+
+
 def _ttft(plan: Plan) -> dict[str, Any]:
     shapes = plan.shapes
     return measure_ttft(
@@ -198,6 +206,11 @@ def _show_ttft(report: dict[str, Any]) -> str:
     rows += [[f"pread of the same bytes, {place}", number(ms)] for place, ms in detail["pread_ms"].items()]
     header = [f"first token of {detail['tokens']} tokens", "ms", "of cold", "recomputed"]
     return table(header, [row + [""] * (len(header) - len(row)) for row in rows])
+
+
+def _ttft_panel(report: dict[str, Any]) -> Panel:
+    title = f"First token of {report['ttft']['tokens']} tokens, by the place of their KV"
+    return cumulative(report["ttft"]["all_ms"], "ms", title)
 
 
 def _table(plan: Plan) -> dict[str, Any]:
@@ -245,6 +258,11 @@ def _show_table(report: dict[str, Any]) -> str:
     return "\n".join([table(header, rows), *notes])
 
 
+def _table_panel(report: dict[str, Any]) -> Panel:
+    times = {row["name"]: row["ttft_ms_mean"] for row in report["configs"]}
+    return bars(times, "ms, mean", "Agents on five caches: time to the first token")
+
+
 def _sample(row: dict[str, Any]) -> str:
     mean = f"{row['prompt_tokens_mean']:.0f} tokens in the mean"
     return (
@@ -268,6 +286,12 @@ def _show_overhead(report: dict[str, Any]) -> str:
         ["writes left at the end of a burst, s", number(row["drain_s"])],
     ]
     return table(["random prompts", ""], rows)
+
+
+def _overhead_panel(report: dict[str, Any]) -> Panel:
+    row = report["no_repeats"]
+    speeds = {"device only": row["tok_s_off"], "host and disk too": row["tok_s_on"]}
+    return bars(speeds, "tok/s", "Random prompts: the price of the tiers")
 
 
 def _jitter(plan: Plan) -> dict[str, Any]:
@@ -295,12 +319,21 @@ def _show_jitter(report: dict[str, Any]) -> str:
     return table(["prefetch from a jittery disk", "TTFT ms", "stddev", "most", "hit rate"], rows)
 
 
+def _jitter_panel(report: dict[str, Any]) -> Panel:
+    times = {row["policy"]: row["ttft_ms"] for row in report["prefetch"]}
+    return cumulative(times, "ms", "First tokens from a jittery disk")
+
+
 PARTS = {
-    "copies": Part("copies between the tiers", _copies, _copies_targets, _show_copies),
-    "ttft": Part("first tokens by tier", _ttft, ttft_targets, _show_ttft),
-    "table": Part("agents on five caches", _table, table_targets, _show_table),
-    "no-repeats": Part("random prompts with and without tiers", _overhead, overhead_targets, _show_overhead),
-    "prefetch": Part("prefetch policies on a jittery disk", _jitter, jitter_targets, _show_jitter),
+    "copies": Part("copies between the tiers", _copies, _copies_targets, _show_copies, _copies_panel),
+    "ttft": Part("first tokens by tier", _ttft, ttft_targets, _show_ttft, _ttft_panel),
+    "table": Part("agents on five caches", _table, table_targets, _show_table, _table_panel),
+    "no-repeats": Part(
+        "random prompts with and without tiers", _overhead, overhead_targets, _show_overhead, _overhead_panel
+    ),
+    "prefetch": Part(
+        "prefetch policies on a jittery disk", _jitter, jitter_targets, _show_jitter, _jitter_panel
+    ),
 }
 """By the names that `--only` takes, in the order in which they are run."""
 
@@ -309,7 +342,7 @@ def _say(stage: str) -> None:
     print(f"measuring: {stage}", file=sys.stderr, flush=True)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser("tierax bench cache", __doc__)
     parser.add_argument("--model", "--model-path", default="demo", metavar="MODEL", help="default: demo")
     parser.add_argument(
@@ -332,7 +365,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help=f"where the temporary disk caches go (default: {tempfile.gettempdir()})",
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - is the standard output")
+    parser.add_outputs("a panel for each part")
     for name, kind in OPTIONS.items():
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=kind, metavar="N" if kind is int else "X", help="as in tierax serve")

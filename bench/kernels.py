@@ -26,6 +26,7 @@ from ..pallas_kernels.batch import RaggedBatch
 from ..pallas_kernels.kernels import Attend, AttentionShape, Target
 from ..pallas_kernels.pages import PoolShape, gather_layer
 from .bounds import Machine, impossible, measure_machine
+from .pictures import Panel, bars
 from .report import Parser, number, table, write_report
 
 DTYPES = {"f32": jnp.float32, "bf16": jnp.bfloat16, "fp8": jnp.uint8}
@@ -81,6 +82,16 @@ class Result:
     kv_dtype: str
     bound_ms: float
     forms_ms: dict[str, float]
+    """Medians."""
+    spread_ms: dict[str, tuple[float, float]]
+    """The least and the most."""
+
+    def show(self, form: str) -> str:
+        """For the table."""
+        if form not in self.forms_ms:
+            return ""
+        least, most = map(number, self.spread_ms[form])
+        return f"{number(self.forms_ms[form])} ({least} - {most})" if least != most else least
 
 
 def bound_ms(machine: Machine, shape: AttentionShape, case: Case) -> float:
@@ -197,8 +208,8 @@ def measure(
     chosen: dict[str, Attend],
     repeats: int,
     clock: Callable[[], float] = perf_counter,
-) -> dict[str, float]:
-    """Name -> median milliseconds of all layers."""
+) -> dict[str, list[float]]:
+    """Name -> milliseconds of all layers, of each run."""
     inputs = make_inputs(shape, layers, case)
     programs = {name: all_layers(attend, layers) for name, attend in chosen.items()}
     for program in programs.values():
@@ -209,7 +220,7 @@ def measure(
             begin = clock()
             program(*inputs).block_until_ready()
             times[name].append((clock() - begin) * 1e3)
-    return {name: statistics.median(spans) for name, spans in times.items()}
+    return times
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -223,7 +234,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=5, metavar="N")
     for name, default in asdict(Model()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, metavar="N")
-    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - is the standard output")
+    parser.add_outputs("the times of each case, a panel for each")
     args = parser.parse_args(argv)
     model = Model(**{name: getattr(args, name) for name in asdict(Model())})
     if min(args.repeats, *asdict(model).values()) < 1:
@@ -242,7 +253,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         wanted = {name: attend for name, attend in chosen.items() if name in (args.forms or chosen)}
         times = measure(shape, model.layers, case, wanted, args.repeats)
         bound = model.layers * bound_ms(machine, shape, case)
-        results.append(Result(str(case), kv_dtype, bound, times))
+        medians = {name: statistics.median(spans) for name, spans in times.items()}
+        spreads = {name: (min(spans), max(spans)) for name, spans in times.items()}
+        results.append(Result(str(case), kv_dtype, bound, medians, spreads))
 
     if args.json is not None:
         write_report(
@@ -255,7 +268,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     else:
         print("\n".join(_report(results, machine)))
+    parser.draw(args.plot, *map(_panel, results))
     return 0
+
+
+def _panel(result: Result) -> Panel:
+    title = f"Attention of all layers, {result.case} {result.kv_dtype}"
+    return bars({"bound": result.bound_ms, **result.forms_ms}, "ms, median", title)
 
 
 def _case(text: str) -> Case:
@@ -271,11 +290,11 @@ def _report(results: Sequence[Result], machine: Machine) -> Iterator[str]:
         [
             f"{result.case} {result.kv_dtype}",
             number(result.bound_ms),
-            *(number(result.forms_ms[name]) if name in result.forms_ms else "" for name in names),
+            *(result.show(name) for name in names),
         ]
         for result in results
     ]
-    yield table(["ms of all layers", "bound", *names], rows)
+    yield table(["ms of all layers, medians (least - most)", "bound", *names], rows)
     yield f"memory {machine.read_bytes_s / 1e9:.1f} GB/s, f32 products {machine.flop_s / 1e9:.0f} GFLOP/s"
     for result in results:
         for name, ms in result.forms_ms.items():

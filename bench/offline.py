@@ -21,6 +21,7 @@ from .engine_speed import EngineSpeed, Series, model_cost
 from .peers import llama_peer, transformers_peer
 from .peers.find import model_file
 from .peers.peer import PeerMissing, PeerTask
+from .pictures import Panel, curve
 from .report import Parser, number, table, write_report
 
 PEERS: dict[str, Callable[[PeerTask, str], dict[str, Any]]] = {
@@ -105,6 +106,8 @@ def main(argv: list[str] | None = None, clock: Clock = perf_counter) -> int:
             print(f"{name}: {reason}")
     else:
         write_report(report, args["json"])
+    contexts = dict.fromkeys(row["context"] for row in report["decode"])
+    parser.draw(args["plot"], *(decode_panel(report, context) for context in contexts))
     for error in report["errors"]:
         print(f"tierax bench offline: error: {error}", file=sys.stderr)
     return 1 if report["errors"] else 0
@@ -242,6 +245,16 @@ def measure_peers(
     return found, missing
 
 
+def decode_panel(report: dict[str, Any], context: int) -> Panel:
+    """Decode speed by how many run at that context: ours, and that of peers."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for name, figures in {"tierax": report, **report["peers"]}.items():
+        for row in figures["decode"]:
+            if row["context"] == context:
+                points.setdefault(name, []).append((row["batch"], row["tok_s"]))
+    return curve(points, "requests running", "tok/s", f"Decode at a context of {context}")
+
+
 def _rows(report: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Header and rows of the table."""
     peers: dict[str, Any] = report["peers"]
@@ -298,7 +311,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser("tierax bench offline", __doc__)
     parser.add_argument("--model", "--model-path", default="demo", metavar="MODEL", help="default: demo")
     parser.add_argument(
@@ -326,7 +339,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--prefill", type=_positive, nargs="+", metavar="N", help="in place of the usual prompts: of N tokens"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - is the standard output")
+    parser.add_outputs("decode speed by how many run, a panel for each context")
     for name, kind in OPTIONS.items():
         flag = f"--{name.replace('_', '-')}"
         convert = _positive if kind is int else str

@@ -21,6 +21,7 @@ from aiohttp import ClientError
 from .online_client import Server, ServerError, Turn, play, served_model, summarize
 from .peers.peer import PeerMissing
 from .peers.servers import PEERS, PeerServer
+from .pictures import Panel, cumulative
 from .report import Parser, number, table, write_report
 from .runs import medians, spreads
 from .talks import WORKLOADS, Talk, TalkError, Workload, make_talks, read_talks
@@ -60,12 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ServerError, ClientError, OSError, TimeoutError) as error:
         parser.exit(1, f"tierax bench online: {args.base_url}: {str(error) or type(error).__name__}\n")
     report |= _measure_peers(args, workload)
-    if args.plot is not None:
-        _plot(report, args.plot, parser)
     if args.json is not None:
         write_report(report, args.json)
     else:
         print(show(report))
+    parser.draw(args.plot, _panel(report))
     return 0
 
 
@@ -143,10 +143,8 @@ def _cell(figures: dict[str, Any], key: str, spread: dict[str, Any] | None) -> s
     return text if spread is None else f"{text} ({number(spread[key][0])} - {number(spread[key][1])})"
 
 
-def _plot(report: dict[str, Any], path: Path, parser: argparse.ArgumentParser) -> None:
+def _panel(report: dict[str, Any]) -> Panel:
     """How first tokens are distributed, a line for each server and kind of turn."""
-    from .pictures import MissingLibrary, cumulative
-
     servers = {"tierax" if report.get("peers") else report["model"]: report, **report.get("peers", {})}
     lines = {
         f"{name}, {kind} turns": figures["ttft_ms"][kind]
@@ -154,18 +152,11 @@ def _plot(report: dict[str, Any], path: Path, parser: argparse.ArgumentParser) -
         for kind in ("first", "later")
         if figures["ttft_ms"][kind]
     }
-    try:
-        cumulative(
-            lines,
-            path,
-            "time to the first token, ms",
-            f"{Path(report['workload']['name']).name}: first tokens",
-        )
-    except (MissingLibrary, OSError) as error:
-        parser.error(f"--plot: {error}")
+    title = f"{Path(report['workload']['name']).name}: first tokens"
+    return cumulative(lines, "time to the first token, ms", title)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser("tierax bench online", __doc__)
     parser.add_argument("--base-url", default="http://127.0.0.1:30000", metavar="URL")
     parser.add_argument("--model", metavar="NAME", help="default: the first that the server names")
@@ -202,10 +193,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--peer-model", default="demo", metavar="MODEL", help="what the peer serves (default: demo)"
     )
-    parser.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw how first tokens are distributed (.svg, .png)"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - is the standard output")
+    parser.add_outputs("how first tokens are distributed")
     return parser
 
 

@@ -21,6 +21,7 @@ from .cache_engine import EngineMaker
 from .offline import Shapes
 from .online import runs_of
 from .peers.servers import PEERS
+from .pictures import MISSING, can_draw
 from .report import Parser, number, write_json
 from .runs import machine, machine_line
 from .section import Plan, markdown
@@ -50,10 +51,8 @@ def main(argv: Sequence[str] | None = None, clock: Clock = perf_counter) -> int:
     names = list(dict.fromkeys(args.only or SECTIONS))
     if "prices" in names and "article" not in {*names, *figures}:
         parser.error("--only prices needs the figures of article: measure that first, or both")
-    try:
-        import matplotlib  # noqa: F401, before minutes of measuring
-    except ImportError:
-        parser.error("pictures need matplotlib: pip install 'tierax[lab]'")
+    if not can_draw():
+        parser.error(MISSING)
     if args.readme is not None and not _has_marks(args.readme):
         parser.error(f"--readme: {args.readme} has no place for the summary, between {BEGIN} and {END}")
     if not args.page_only:

@@ -5,16 +5,18 @@ The stream is made of multi-turn conversations that interleave and share system 
 
 from __future__ import annotations
 
-import json
 import random
 import sys
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from time import perf_counter
+from typing import Any
 
 from ..cache.manager import CacheManager
-from .report import Parser
+from .pictures import bars
+from .report import Parser, table, write_report
+from .runs import medians, spreads
 
 
 @dataclass(frozen=True)
@@ -123,21 +125,19 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--page-size", type=int, nargs="+", default=[1, 16], metavar="N")
     parser.add_argument("--capacity-tokens", type=int, default=200_000, metavar="N")
     parser.add_argument("--conversations", type=int, default=Workload.conversations, metavar="N")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="the fastest of N runs is shown")
-    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - is the standard output")
+    parser.add_argument("--seed", type=int, default=Workload.seed, metavar="N", help="of all that is drawn")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="medians of N runs are shown")
+    parser.add_outputs("requests per second by page size")
     args = parser.parse_args(argv)
     sizes: list[int] = args.page_size
     if min(args.capacity_tokens, args.conversations, args.repeats, *sizes) < 1:
         parser.error("every number must be at least 1")
 
-    workload = Workload(conversations=args.conversations)
+    workload = Workload(conversations=args.conversations, seed=args.seed)
     requests = list(conversation_stream(workload))
     try:
         results = [
-            max(
-                (measure(requests, size, args.capacity_tokens) for _ in range(args.repeats)),
-                key=lambda result: result.requests_s,
-            )
+            _together([measure(requests, size, args.capacity_tokens) for _ in range(args.repeats)])
             for size in sizes
         ]
     except ValueError as error:
@@ -145,29 +145,39 @@ def main(argv: list[str] | None = None) -> int:
 
     if args.json is None:
         print(_table(results))
-        return 0
-    report = {
-        "workload": asdict(workload),
-        "capacity_tokens": args.capacity_tokens,
-        "results": [asdict(result) for result in results],
-    }
-    text = json.dumps(report, indent=1) + "\n"
-    if args.json == "-":
-        sys.stdout.write(text)
     else:
-        with open(args.json, "w", encoding="utf-8") as file:
-            file.write(text)
+        report = {
+            "workload": asdict(workload),
+            "capacity_tokens": args.capacity_tokens,
+            "repeats": args.repeats,
+            "results": results,
+        }
+        write_report(report, args.json)
+    speeds = {f"pages of {row['page_size']}": row["requests_s"] for row in results}
+    parser.draw(args.plot, bars(speeds, "requests/s, median", "The prefix cache's host side alone"))
     return 0
 
 
-def _table(results: list[Result]) -> str:
-    lines = ["  page  requests/s  hit rate   match   evict  insert  release  us per request"]
-    lines += [
-        f"{r.page_size:6}{r.requests_s:12,.0f}{r.hit_rate:10.3f}"
-        f"{r.match_us:8.1f}{r.evict_us:8.1f}{r.insert_us:8.1f}{r.release_us:9.1f}"
-        for r in results
+def _together(runs: list[Result]) -> dict[str, Any]:
+    """The medians of several runs, and how far they lie apart."""
+    speeds = [{key: value for key, value in asdict(run).items() if isinstance(value, float)} for run in runs]
+    return {**asdict(runs[0]), **medians(speeds), "spread": spreads(speeds)}
+
+
+def _table(results: list[dict[str, Any]]) -> str:
+    header = ["page", "requests/s", "least - most", "hit rate"]
+    header += [f"{verb}, us" for verb in ("match", "evict", "insert", "release")]
+    rows = [
+        [
+            str(row["page_size"]),
+            f"{row['requests_s']:,.0f}",
+            " - ".join(f"{value:,.0f}" for value in row["spread"]["requests_s"]),
+            f"{row['hit_rate']:.3f}",
+            *(f"{row[f'{verb}_us']:.1f}" for verb in ("match", "evict", "insert", "release")),
+        ]
+        for row in results
     ]
-    return "\n".join(lines)
+    return table(header, rows)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,11 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
+from . import pictures
+from .pictures import Panel
 from .runs import machine
 
 
@@ -19,6 +22,33 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+    def add_outputs(self, picture: str) -> None:
+        """The two forms of the figures beside the table. `picture` says what `--plot` draws."""
+        self.add_argument("--plot", type=_picture, metavar="FILE", help=f"draw {picture} (.svg, .png, .pdf)")
+        self.add_argument(
+            "--json", metavar="FILE", help="write the figures as JSON; - is the standard output"
+        )
+
+    def draw(self, path: Path | None, *panels: Panel) -> None:
+        """What `--plot` has asked for, if it has; last of all, as it may fail and figures take long."""
+        if path is None:
+            return
+        if not panels:
+            self.error("--plot: nothing of it was measured")
+        try:
+            pictures.save(path, *panels)
+        except OSError as error:
+            self.error(f"--plot: {error}")
+
+
+def _picture(text: str) -> Path:
+    """Mistakes show before minutes of measuring."""
+    if Path(text).suffix not in pictures.SUFFIXES:
+        raise argparse.ArgumentTypeError(f"{text!r} must end in {', '.join(pictures.SUFFIXES)}")
+    if not pictures.can_draw():
+        raise argparse.ArgumentTypeError(pictures.MISSING)
+    return Path(text)
 
 
 def write_json(report: Any, target: str) -> None:
@@ -32,8 +62,8 @@ def write_json(report: Any, target: str) -> None:
 
 
 def write_report(report: dict[str, Any], target: str) -> None:
-    """A benchmark's figures, and the machine that they are of."""
-    write_json({"machine": machine(), **report}, target)
+    """A benchmark's figures, and the machine that they are of, beside what the benchmark has found out about it."""
+    write_json({**report, "machine": machine() | report.get("machine", {})}, target)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

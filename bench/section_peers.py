@@ -106,7 +106,7 @@ def _show(figures: dict[str, Any], folder: Path) -> str:
         if found["ttft_ms"][kind]
     }
     if lines:
-        pictures.cumulative(lines, folder / "peers.svg", "ms", "Time to the first token")
+        pictures.save(folder / "peers.svg", pictures.cumulative(lines, "ms", "Time to the first token"))
     header = ["server", "TTFT first ms: p50 (p99)", "TTFT later", "TPOT", "req/s", "output tok/s", "cached"]
     header += [f"{OURS}: later TTFT", "req/s"]
     talks = figures["talks"]

@@ -38,13 +38,9 @@ def _show(figures: dict[str, Any], folder: Path) -> str:
         for value in theirs.values():
             cells += ["-", "-"] if value is None else [number(value), f"{row['tok_s'] / value:.2f}x"]
         rows.append(cells)
-    points: dict[str, list[tuple[float, float]]] = {}
-    for row in figures["decode"]:
-        for name, place in {"tierax": row, **{n: _same(p, "decode", row) for n, p in peers.items()}}.items():
-            if row["context"] == figures["decode"][-1]["context"] and place is not None:
-                points.setdefault(name, []).append((row["batch"], place["tok_s"]))
-    title = f"Decode at a context of {figures['decode'][-1]['context']}"
-    pictures.curve(points, folder / "speed.svg", "requests running", "tok/s", title)
+    context = figures["decode"][-1]["context"]
+    title = f"Decode at a context of {context}"
+    pictures.save(folder / "speed.svg", offline.decode_panel(figures, context))
     bounds, bare, start = figures["bounds"], figures["bare_step"], figures["start"]
     notes = [
         f"Medians of {figures['repeats']}, in one process, without a server. The bound is what the machine reads from memory "

@@ -63,7 +63,7 @@ def _show_article(figures: dict[str, Any], folder: Path) -> str:
     ]
     header = ["cache", "TTFT ms", "p50", "p99", "TPOT ms", "req/s", "device KV MB", "hit rate", "$/M tokens"]
     times = {row["name"]: row["ttft_ms_mean"] for row in figures["configs"]}
-    pictures.bars(times, folder / "article.svg", "ms, mean", "Time to the first token")
+    pictures.save(folder / "article.svg", pictures.bars(times, "ms, mean", "Time to the first token"))
     workload = figures["workload"]
     note = (
         f"{workload['conversations']} agents that talk in turn behind a few long system prompts, at most {workload['running']} at once, those whose prefix is cached first "
@@ -111,9 +111,8 @@ def _show_tiers(figures: dict[str, Any], folder: Path) -> str:
         for place, label in PLACES.items()
     ]
     lines = {label: figures["ttft"]["all_ms"][place] for place, label in PLACES.items()}
-    pictures.cumulative(
-        lines, folder / "tiers.svg", "ms", "Time to the first token, by the place of the prompt's KV"
-    )
+    title = "Time to the first token, by the place of the prompt's KV"
+    pictures.save(folder / "tiers.svg", pictures.cumulative(lines, "ms", title))
     note = f"One prompt of {figures['ttft']['tokens']} tokens at a time, on an idle engine: where its KV was found, and the median time to the first token."
     table = markdown(["found", "TTFT ms", "of computing"], rows)
     return f"{note}\n\n{table}\n\n![Distributions of the time to the first token]({folder.name}/tiers.svg)"
@@ -168,7 +167,8 @@ def _show_sizes(figures: dict[str, Any], folder: Path) -> str:
     for row in figures["rows"]:
         lines.setdefault(row["name"], []).append((row["device_tokens"], row["req_s"]))
     title = "Throughput by the size of the device cache"
-    pictures.curve(lines, folder / "sizes.svg", "tokens that the device cache holds", "requests/s", title)
+    panel = pictures.curve(lines, "tokens that the device cache holds", "requests/s", title)
+    pictures.save(folder / "sizes.svg", panel)
     table = markdown(["tiers", "device tokens", "req/s", "TTFT ms", "hit rate"], rows)
     return f"The same conversations; the host tier holds twice the small device cache.\n\n{table}\n\n![{title}]({folder.name}/sizes.svg)"
 
@@ -185,7 +185,8 @@ def _show_prices(figures: dict[str, Any], folder: Path) -> str:
     dollars = figures["usd_per_mtok"]
     base = dollars["none"]
     rows = [[name, number(value), number(100 * value / base)] for name, value in dollars.items()]
-    pictures.bars(dollars, folder / "prices.svg", "$ per million tokens", "Cost of the conversations above")
+    panel = pictures.bars(dollars, "$ per million tokens", "Cost of the conversations above")
+    pictures.save(folder / "prices.svg", panel)
     table = markdown(["cache", "$/M tokens", "relative"], rows)
     note = f"If this machine were rented at the price of the formula: {figures['usd_formula']}. Read the last column: the first depends on the price."
     return f"{note}\n\n{table}\n\n![Cost per million tokens]({folder.name}/prices.svg)"

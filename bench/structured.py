@@ -21,6 +21,7 @@ from typing import Any
 from ..engine.constraint import Constraint
 from ..engine.llm import LLM
 from ..engine.request import SamplingParams
+from .pictures import Panel, bars
 from .report import Parser, number, table, write_report
 from .schema_cases import Case, CasesError, drawn_cases, read_cases
 from .schema_trial import Findings, judge_text, try_schemas
@@ -61,6 +62,8 @@ class Rate:
     free_tok_s: float
     tok_s: float
     ratio: float
+    ratio_spread: tuple[float, float]
+    """The least and the most."""
     jumped: float
     """Share of the tokens that took no step of their own."""
     free_step_ms: float
@@ -74,7 +77,10 @@ class Rate:
 
 def main(argv: list[str] | None = None, clock: Clock = perf_counter) -> int:
     """Measures, and prints a table or JSON. Returns 1 if a text or value was judged wrongly, 2 if it cannot be measured."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if args.plot is not None and args.repeats == 0:
+        parser.error("--plot draws the throughput, which --repeats 0 leaves out")
     for package in ("jsonschema", "llguidance"):
         if importlib.util.find_spec(package) is None:
             return _fail(f"the {package} package is needed to judge texts: pip install {package}")
@@ -90,6 +96,7 @@ def main(argv: list[str] | None = None, clock: Clock = perf_counter) -> int:
         print(_text(report))
     else:
         write_report(report, args.json)
+    parser.draw(args.plot, _panel(report["throughput"]))
     return 1 if report["schemas"]["problems"] or report["model"]["problems"] else 0
 
 
@@ -209,12 +216,14 @@ def _rate(name: str, running: int, pairs: Sequence[tuple[Run, Run]]) -> Rate:
     step = median(lambda _, held: 1000 * held.seconds / held.steps)
     mask = median(lambda _, held: 1000 * held.mask_seconds / held.steps)
     longer = max(0.0, step - free_step)
+    ratios = [(held.tokens / held.seconds) / (free.tokens / free.seconds) for free, held in pairs]
     return Rate(
         form=name,
         running=running,
         free_tok_s=median(lambda free, _: free.tokens / free.seconds),
         tok_s=median(lambda _, held: held.tokens / held.seconds),
-        ratio=median(lambda free, held: (held.tokens / held.seconds) / (free.tokens / free.seconds)),
+        ratio=statistics.median(ratios),
+        ratio_spread=(min(ratios), max(ratios)),
         jumped=median(lambda _, held: held.jumped / held.tokens),
         free_step_ms=free_step,
         step_ms=step,
@@ -255,7 +264,16 @@ def _text(report: dict[str, Any]) -> str:
 
 
 def _rates_text(rates: Sequence[dict[str, Any]]) -> str:
-    header = ["all rows constrained", "free tok/s", "tok/s", "ratio", "jumped", "free step ms", "step ms"]
+    header = [
+        "all rows constrained",
+        "free tok/s",
+        "tok/s",
+        "ratio",
+        "least - most",
+        "jumped",
+        "free step ms",
+        "step ms",
+    ]
     header += ["masks ms/step", "hidden"]
     rows = [
         [
@@ -263,6 +281,7 @@ def _rates_text(rates: Sequence[dict[str, Any]]) -> str:
             number(rate["free_tok_s"]),
             number(rate["tok_s"]),
             f"{rate['ratio']:.0%}",
+            " - ".join(f"{ratio:.0%}" for ratio in rate["ratio_spread"]),
             f"{rate['jumped']:.0%}",
             number(rate["free_step_ms"]),
             number(rate["step_ms"]),
@@ -274,6 +293,14 @@ def _rates_text(rates: Sequence[dict[str, Any]]) -> str:
     low = [rate["form"] for rate in rates if rate["ratio"] < LEAST_SHARE]
     verdict = f"below {LEAST_SHARE:.0%}: {', '.join(low)}" if low else f"all at least {LEAST_SHARE:.0%}"
     return f"{table(header, rows)}\n{verdict}"
+
+
+def _panel(rates: Sequence[dict[str, Any]]) -> Panel:
+    speeds = {}
+    for rate in rates:
+        speeds[f"{rate['form']}, free"] = rate["free_tok_s"]
+        speeds[f"{rate['form']}, constrained"] = rate["tok_s"]
+    return bars(speeds, "tok/s, median", "Rows that must keep to a form beside free ones")
 
 
 def _cases(args: argparse.Namespace) -> Iterator[Case]:
@@ -291,7 +318,7 @@ def _fail(message: str) -> int:
     return 2
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> Parser:
     parser = Parser("tierax bench structured", __doc__)
     parser.add_argument("--model", "--model-path", default="demo", metavar="MODEL", help="default: demo")
     parser.add_argument(
@@ -306,7 +333,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--repeats", type=int, default=3, metavar="N", help="of the throughput; 0 leaves it out (3)"
     )
-    parser.add_argument("--json", metavar="FILE", help="write the figures as JSON; - is the standard output")
+    parser.add_outputs("throughput with and without constraints")
     return parser
 
 

@@ -55,7 +55,7 @@ def open_disk(
                 fleet = _join(store, index, record_bytes, config.disk_cache_lease, use, clock)
         else:
             index = DiskIndex(capacity, policy)
-        index.restore(store.load_index())
+        index.restore(store.papers.load_index())
         listed = list(store.list())
         if config.disk_cache_shared:
             index.take_listing(index.compare(listed), record_bytes, use())
@@ -66,7 +66,7 @@ def open_disk(
                     store.url,
                 )
             _delete(store, index.add_listed(listed, record_bytes, use()))
-        store.describe(namespace_digest(fields), {**fields, "model_name": config.model_name})
+        store.papers.describe(namespace_digest(fields), {**fields, "model_name": config.model_name})
     except StoreError as error:
         if fleet is not None:
             fleet.close()
@@ -86,13 +86,13 @@ def open_disk_of_all(store: PageStore, leader: Leader) -> None:
     mark = ""
     try:
         if not store.read_only:
-            mark = store.mark(secrets.token_hex(REPLICA_BYTES))
+            mark = store.papers.mark(secrets.token_hex(REPLICA_BYTES))
         leader.ask("disk", mark)
     except StoreError as error:
         raise ConfigError(f"host_disk_cache_dir: {error}") from error
     finally:
         if mark:
-            store.unmark(mark)
+            store.papers.unmark(mark)
 
 
 def open_disk_as_told(config: EngineConfig, mark: str) -> tuple[PageStore | None, str]:
@@ -102,7 +102,7 @@ def open_disk_as_told(config: EngineConfig, mark: str) -> tuple[PageStore | None
     keep_freed_memory()
     try:
         store = PageStore(config.host_disk_cache_dir, read_only=config.disk_cache_read_only)
-        seen = not mark or store.sees(mark)
+        seen = not mark or store.papers.sees(mark)
     except StoreError as error:
         return None, f"host_disk_cache_dir: {error}"
     if mark and store.read_only:

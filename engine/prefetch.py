@@ -4,7 +4,7 @@ A request on its way through the tiers:
 
     start    notes what is where; holds its host pages; reads what the disk has beyond them, all at once
     ready    its policy says when the wait for the disk is over: whatever has arrived by then is used
-    load     with a lease: the host's pages are copied to device pages of the lease
+    load     with a lease: the host's pages are copied to device pages of the lease (loads.py)
     loaded   they are in the tree, and the request can start
 
 Reads are single-flight: what another request is reading already is waited for, not read again; so are loads. A read
@@ -19,12 +19,13 @@ from dataclasses import dataclass, field
 
 from ..cache.disk.index import DiskIndex
 from ..cache.disk.probe import Prober
-from ..cache.leases import Hold, Lease
+from ..cache.leases import Hold
 from ..cache.manager import CacheManager
 from ..cache.moves import Move, Mover, Outcome
 from ..cache.page_keys import PageKey
 from ..cache.rates import LoadOrRecompute
 from .disk_search import DiskSearch
+from .loads import Loads
 from .prefetch_policy import PrefetchPolicy
 from .request import Request
 
@@ -85,25 +86,8 @@ class _Read:
     """Its rate has been told to `LoadOrRecompute`."""
 
 
-@dataclass(slots=True, eq=False)
-class _Load:
-    """A copy from host to device, or the wait for another request's copy of the same pages."""
-
-    hold: Hold
-    first: int
-    last: int
-    rows: list[int]
-    move: Move | None
-    after: _Load | None = None
-    deadline: float | None = None
-
-    @property
-    def done(self) -> bool:
-        return self.move is None or self.move.done
-
-
 class Prefetcher:
-    """The upward half of the transfers. `index` is None without a disk."""
+    """The upward half of the transfers: reads from the disk, and the `loads` that follow. `index` is None without a disk."""
 
     def __init__(
         self,
@@ -137,17 +121,15 @@ class Prefetcher:
         self._reads: dict[Move, _Read] = {}
         self._reading: dict[bytes, None] = {}
         """Keys of the pages that are being read, or have arrived and await their place."""
-        self._loads: dict[Request, _Load] = {}
         self.on_bad_pages: Callable[[list[PageKey]], None] = lambda _: None
         """Told of pages that the disk has lost or spoilt, and of what hangs below them: they have left the index."""
         self.order_saves: Callable[[], None] = lambda: None
         """Orders the copies to the host that are owed; the mover must know of them before it hears of their rows."""
+        self.loads = Loads(cache, mover, max_wait=max_wait, order_saves=lambda: self.order_saves())
 
     @property
     def busy(self) -> bool:
-        return bool(self._reads or self._loads)
-
-    # Disk to host.
+        return bool(self._reads) or self.loads.busy
 
     def start(self, request: Request, now: float) -> None:
         cache, size = self._cache, self._cache.page_size
@@ -252,7 +234,7 @@ class Prefetcher:
             wait.target = min(wait.target, wait.next)
             if not wait.reading:
                 self._give_up(wait)
-        self.unload(request)
+        self.loads.unload(request)
 
     def poll(self) -> None:
         """Places what has arrived, and asks for more where there was no room before."""
@@ -362,59 +344,6 @@ class Prefetcher:
             self._cache.give_rows([row])
             self._forget(wait, page)
 
-    # Host to device.
-
-    def loadable(self, request: Request) -> bool:
-        match = self._cache.match(request.namespace, request.tokens, request.reusable)
-        return match.host > match.device
-
-    def load(self, request: Request) -> bool:
-        cache, lease, size = self._cache, request.lease, self._cache.page_size
-        assert lease is not None
-        hold = cache.hold(request.namespace, request.tokens, request.reusable)
-        first, last = lease.num_shared, hold.num_pages
-        rows = cache.rows(hold, first, last)
-        other = next((load for load in self._loads.values() if rows and rows[0] in load.rows), None)
-        if other is not None and not other.done:
-            self._loads[request] = _Load(hold, first, first, [], None, other)
-            return True
-        if not rows or not cache.grow(lease, last * size):
-            cache.drop(hold)
-            return False
-        self.order_saves()
-        move = self._mover.load(rows, lease.pages[first:last])
-        self._loads[request] = _Load(hold, first, last, rows, move)
-        return True
-
-    def loaded(self, request: Request, now: float) -> bool:
-        load = self._loads[request]
-        if load.deadline is None:
-            # Not from its arrival: what came up while the request waited for the disk, or for its turn, is to be used.
-            load.deadline = now + self._max_wait
-        late = now >= load.deadline
-        if load.after is not None:
-            if not (load.after.done or late):
-                return False
-            self.unload(request)
-            self._cache.extend(_lease(request), request.tokens, request.reusable)
-            return late or not self.load(request)
-        assert load.move is not None
-        if not (load.move.done or late):
-            return False
-        arrived = load.first + load.move.good
-        self.unload(request)
-        if arrived > load.first:
-            self._cache.commit(_lease(request), request.tokens, arrived * self._cache.page_size)
-        return True
-
-    def unload(self, request: Request) -> None:
-        """Wants no load any more: what has not reached the device yet will not."""
-        load = self._loads.pop(request, None)
-        if load is not None:
-            if load.move is not None and not load.move.done:
-                self._mover.cancel(load.move)
-            self._cache.drop(load.hold)
-
     def reset(self) -> None:
         """The device was lost, and with it every hold: no request waits for anything. Reads that are under way are
         still seen to their end."""
@@ -427,7 +356,7 @@ class Prefetcher:
         if self.search is not None:
             self.search.reset()
         self._late.clear()
-        self._loads.clear()
+        self.loads.reset()
 
     def check(self) -> None:
         """Asserts that every row in hand is accounted for."""
@@ -440,8 +369,3 @@ class Prefetcher:
 def _hold(wait: _Wait) -> Hold:
     assert wait.hold is not None, "nobody waits for it"
     return wait.hold
-
-
-def _lease(request: Request) -> Lease:
-    assert request.lease is not None, "the request holds no lease"
-    return request.lease

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from .request import Request, Status
@@ -14,14 +14,48 @@ MAX_WAIT = 30.0
 """Seconds of waiting, all in all, after which a request goes before all others, whatever their priorities."""
 
 
-def urgency(request: Request, now: float, max_wait: float = MAX_WAIT) -> float:
-    """Lower is sooner: the request's priority, until it has waited long enough to be ahead of everybody.
+class Urgency:
+    """Of requests at one moment. Lower is sooner: a request's priority, until it has waited `max_wait` seconds, all in all,
+    and is ahead of everybody.
 
     A request may displace running ones that are less urgent. Urgency changes only while a request waits, and only for
     the better: so no two requests displace each other in turn, and none waits for ever.
     """
-    waiting = now - request.waiting_since if request.status is Status.WAITING else 0.0
-    return -math.inf if request.waited + waiting >= max_wait else request.priority
+
+    def __init__(self, max_wait: float = MAX_WAIT) -> None:
+        self._max_wait = max_wait
+        self._now = 0.0
+        self._equals = True
+        """All requests have the same priority, so that none counts, nor how long they wait."""
+
+    def weigh(self, requests: Iterable[Request], now: float) -> bool:
+        """From now on it is `now`, and there are these requests; says whether any goes before another."""
+        self._now = now
+        self._equals = len({request.priority for request in requests}) <= 1
+        return not self._equals
+
+    def of(self, request: Request) -> float:
+        """Of one of them."""
+        if self._equals:
+            return 0
+        waiting = self._now - request.waiting_since if request.status is Status.WAITING else 0.0
+        return -math.inf if request.waited + waiting >= self._max_wait else request.priority
+
+    def levels(self, requests: Collection[Request]) -> dict[float, list[Request]]:
+        """Those of each urgency, in the order given."""
+        if self._equals:
+            return {0: list(requests)} if requests else {}
+        levels: dict[float, list[Request]] = {}
+        for request in requests:
+            levels.setdefault(self.of(request), []).append(request)
+        return levels
+
+    def below(self, request: Request, others: Iterable[Request]) -> list[Request]:
+        """The `others` that are less urgent than `request`, in the order given."""
+        if self._equals:
+            return []
+        least = self.of(request)
+        return [other for other in others if self.of(other) > least]
 
 
 class SchedulePolicy(Protocol):

@@ -7,7 +7,7 @@ because the device runs steps in order. So a prefix that is being prefilled alre
 in the same step even, and is never computed twice. Pages that are given back while a step is in flight are safe
 for the same reason: whoever gets them next writes in a later step.
 
-Who gives way is decided by urgency (`schedule_policy.urgency`), then by age. A step plans the prompts of each urgency
+Who gives way is decided by urgency (`schedule_policy.Urgency`), then by age. A step plans the prompts of each urgency
 together, running and waiting ones, the most urgent first; so whoever gives way to another has no chunk in the plan yet.
 """
 
@@ -20,7 +20,7 @@ from ..cache.manager import CacheManager
 from .plan import Limits, Row, StepPlan, Transfers, tokens_of
 from .reading import unclaim
 from .request import RUNNING, Request, Status, held_lease
-from .schedule_policy import MAX_WAIT, SchedulePolicy, urgency
+from .schedule_policy import MAX_WAIT, SchedulePolicy, Urgency
 from .stats import EngineStats
 
 LOOK_AHEAD = 2
@@ -50,14 +50,12 @@ class Scheduler:
         self._policy = policy
         self._transfers = transfers
         self._stats = stats
-        self._max_wait = max_wait
+        self._urgency = Urgency(max_wait)
         stats.slots = limits.max_num_seqs
         self._slots = list(range(limits.max_num_seqs - 1, -1, -1))
         self._step = 0
         self._now = 0.0
         """Of the plan under way."""
-        self._equals = True
-        """All requests have the same priority, so that none counts."""
         self._short_of_pages = False
         self._last_decoded: dict[str, int] = {}
 
@@ -69,7 +67,8 @@ class Scheduler:
         self._step += 1
         self._now = now
         self._short_of_pages = False
-        self._weigh()
+        if self._urgency.weigh((*self.waiting, *self.running), now):
+            self.running.sort(key=self._urgency.of)
         budget, retractions = self.limits.max_num_batched_tokens, self._stats.retractions
         ready, prefilling = self._ready()
         decodes = self._plan_decodes(ready, budget - self._prefill_share(budget, prefilling))
@@ -129,21 +128,12 @@ class Scheduler:
                 rows.append(Row(request, at, 1, request.max_total > request.num_prompt))
         return rows
 
-    def _weigh(self) -> None:
-        """Finds out whether priorities count now, and puts the running requests in their order."""
-        self._equals = len({r.priority for r in (*self.waiting, *self.running)}) <= 1
-        if not self._equals:
-            self.running.sort(key=self._urgency)
-
-    def _urgency(self, request: Request) -> float:
-        return 0 if self._equals else urgency(request, self._now, self._max_wait)
-
     def _plan_prompts(self, prefilling: Sequence[Request], budget: int) -> list[Row]:
         """Chunks of prompts: urgency by urgency those of running requests, then those of waiting ones."""
         rows: list[Row] = []
         if not prefilling and not self.waiting:
             return rows
-        running, waiting = self._by_urgency(prefilling), self._by_urgency(self.waiting)
+        running, waiting = self._urgency.levels(prefilling), self._urgency.levels(self.waiting)
         admitting = not self._short_of_pages
         for level in sorted(running.keys() | waiting.keys()):
             rows += self._plan_prefills(running.get(level, []), budget - tokens_of(rows))
@@ -151,14 +141,6 @@ class Scheduler:
                 more, admitting = self._admit(waiting[level], budget - tokens_of(rows))
                 rows += more
         return rows
-
-    def _by_urgency(self, requests: Iterable[Request]) -> dict[float, list[Request]]:
-        if self._equals:
-            return {0: list(requests)} if requests else {}
-        levels: dict[float, list[Request]] = {}
-        for request in requests:
-            levels.setdefault(self._urgency(request), []).append(request)
-        return levels
 
     def _plan_prefills(self, running: Sequence[Request], budget: int) -> list[Row]:
         rows = []
@@ -221,7 +203,7 @@ class Scheduler:
 
     def _slot_for(self, request: Request) -> bool:
         """There is a free slot, or one of a less urgent request."""
-        return bool(self._slots) or self._urgency(self.running[-1]) > self._urgency(request)
+        return bool(self._slots) or self._urgency.of(self.running[-1]) > self._urgency.of(request)
 
     def _load_ahead(self, order: Sequence[Request]) -> None:
         """Fills the time until a slot is free: the next requests' pages come up from the host meanwhile."""
@@ -243,7 +225,8 @@ class Scheduler:
         """
         lease = self.cache.open(request.namespace, request.tokens, request.reusable)
         needed = self._pages(len(request.tokens) + 1) - len(lease.pages)
-        yielding = self._less_urgent(request)
+        # The first to give way at the end.
+        yielding = self._urgency.below(request, (*self.running, *self.loading))
         held = sum(len(held_lease(r).pages) for r in yielding)
         others = [r for r in (*self.running, *self.loading) if r not in yielding]
         if others and needed + self._promised(others) > self.cache.available() + held:
@@ -253,13 +236,6 @@ class Scheduler:
             self._give_way(yielding.pop())
         request.lease = lease
         return True
-
-    def _less_urgent(self, request: Request) -> list[Request]:
-        """Those who would give way to a request, the first to do so at the end."""
-        if self._equals:
-            return []
-        least = self._urgency(request)
-        return [r for r in (*self.running, *self.loading) if self._urgency(r) > least]
 
     def _promised(self, requests: Iterable[Request]) -> int:
         """Pages that these will still need for what is known of them."""
@@ -298,7 +274,7 @@ class Scheduler:
         self._count_hit(request, request.num_computed)
         # Before the less urgent ones, whose chunks are not planned yet.
         place = len(self.running)
-        while place and self._urgency(self.running[place - 1]) > self._urgency(request):
+        while place and self._urgency.of(self.running[place - 1]) > self._urgency.of(request):
             place -= 1
         self.running.insert(place, request)
 
@@ -388,7 +364,7 @@ class Scheduler:
         self.cache.check([held_lease(r) for r in (*running, *self.loading)])
         slots = [r.slot for r in self.running]
         assert sorted(slots + self._slots) == list(range(self.limits.max_num_seqs)), "slots do not add up"
-        urgencies = [self._urgency(r) for r in self.running]
+        urgencies = [self._urgency.of(r) for r in self.running]
         assert urgencies == sorted(urgencies), "a less urgent request would give way later"
         for r in self.running:
             assert r.status is Status.RUNNING

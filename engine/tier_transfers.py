@@ -54,16 +54,16 @@ class TierTransfers:
         return self.prefetcher.ready(request, now)
 
     def loadable(self, request: Request) -> bool:
-        return self.prefetcher.loadable(request)
+        return self.prefetcher.loads.loadable(request)
 
     def load(self, request: Request) -> bool:
-        return self.prefetcher.load(request)
+        return self.prefetcher.loads.load(request)
 
     def loaded(self, request: Request, now: float) -> bool:
-        return self.prefetcher.loaded(request, now)
+        return self.prefetcher.loads.loaded(request, now)
 
     def unload(self, request: Request) -> None:
-        self.prefetcher.unload(request)
+        self.prefetcher.loads.unload(request)
 
     def end(self, request: Request) -> None:
         self.prefetcher.end(request)

@@ -64,7 +64,9 @@ class Tiers:
             logger.warning("some pages were not written to the disk cache within %g s", timeout)
         if self.store is not None and self.index is not None:
             # A disk that has not ended its writes by now gets no second time for them.
-            self.store.save_index(self.index.snapshot(), patience=max(timeout, 1.0) if drained else 1.0)
+            self.store.papers.save_index(
+                self.index.snapshot(), patience=max(timeout, 1.0) if drained else 1.0
+            )
             self.store.close(timeout if drained else 0.0)
 
 

@@ -19,6 +19,7 @@ import pytest
 
 import tierax.engine.replicas
 from helpers.batch_client import jsonl, line
+from helpers.cli_calls import mistake
 from helpers.fake_engine import FakeEngine, FakeEngineThread, Script, babble, say
 from helpers.live_server import CHAT, Live
 from tierax.cli.main import main
@@ -28,6 +29,8 @@ from tierax.serving.batch.lines import MAX_CUSTOM_ID
 from tierax.serving.config import ServerConfig
 
 SRC = Path(__file__).resolve().parents[1] / "src"
+LINES = 300
+"""Of a batch that is cut off."""
 
 
 class Local:
@@ -170,30 +173,23 @@ def test_no_more_at_once_than_allowed(local: Local, monkeypatch: pytest.MonkeyPa
     assert 1 <= most[0] <= 3
 
 
-def _mistake(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    assert main(["batch", *args]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    return err
-
-
 def test_mistakes_are_one_line(local: Local, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     local.source.write_bytes(jsonl(ids(2)))
     source, output = str(local.source), str(local.output)
     link = tmp_path / "link.jsonl"
     link.symlink_to(local.source)
-    assert "input and output at once" in _mistake(capsys, source, source)
-    assert "input and output at once" in _mistake(capsys, source, str(link))
+    assert "input and output at once" in mistake(capsys, "batch", source, source)
+    assert "input and output at once" in mistake(capsys, "batch", source, str(link))
     assert local.source.read_bytes() == jsonl(ids(2))
-    assert "No such file" in _mistake(capsys, str(tmp_path / "nothing"), output)
-    assert "not a plain file" in _mistake(capsys, source, str(tmp_path))
-    assert "No such file" in _mistake(capsys, source, str(tmp_path / "no" / "out"))
-    assert "at least 1" in _mistake(capsys, source, output, "--max-concurrency", "0")
-    assert "leave --model-path away" in _mistake(
-        capsys, source, output, "--base-url", "http://x", "--model", "m"
+    assert "No such file" in mistake(capsys, "batch", str(tmp_path / "nothing"), output)
+    assert "not a plain file" in mistake(capsys, "batch", source, str(tmp_path))
+    assert "No such file" in mistake(capsys, "batch", source, str(tmp_path / "no" / "out"))
+    assert "at least 1" in mistake(capsys, "batch", source, output, "--max-concurrency", "0")
+    assert "leave --model-path away" in mistake(
+        capsys, "batch", source, output, "--base-url", "http://x", "--model", "m"
     )
-    assert "give a URL" in _mistake(capsys, source, output, "--base-url", "localhost:1")
-    assert "--api-key is for --base-url" in _mistake(capsys, source, output, "--api-key", "k")
+    assert "give a URL" in mistake(capsys, "batch", source, output, "--base-url", "localhost:1")
+    assert "--api-key is for --base-url" in mistake(capsys, "batch", source, output, "--api-key", "k")
     assert local.engines == []
 
 
@@ -321,8 +317,13 @@ async def cut_off(live: Live, source: Path, output: Path, number: int, after: in
         while not output.exists() or output.read_bytes().count(b"\n") < after:
             assert process.poll() is None, process.communicate()
             await asyncio.sleep(0.005)
+        # Nothing more is answered, however late the process hears of it.
+        live.thread.hold()
         process.send_signal(number)
-        _, err = await asyncio.to_thread(process.communicate, timeout=30)
+        try:
+            _, err = await asyncio.to_thread(process.communicate, timeout=300)
+        finally:
+            live.thread.resume()
         return process.returncode, err
 
 
@@ -333,11 +334,11 @@ async def test_a_run_that_is_cut_off_goes_on(
 ) -> None:
     live = await Live.start(FakeEngine(babble), ServerConfig(), step_seconds=0.002, max_running=4)
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_bytes(jsonl(ids(100, max_tokens=8)))
+    source.write_bytes(jsonl(ids(LINES, max_tokens=8)))
     try:
         code, err = await cut_off(live, source, output, number, after=20)
         answered = output.read_bytes().count(b"\n")
-        assert 20 <= answered < 100
+        assert 20 <= answered < LINES
         if number == signal.SIGINT:
             assert code == 130
             assert re.search("interrupted; the same command goes on from here", err)
@@ -345,7 +346,7 @@ async def test_a_run_that_is_cut_off_goes_on(
             assert len(read(output)) == answered
         whole = sum(raw.endswith(b"\n") for raw in output.read_bytes().splitlines(keepends=True))
         assert await asyncio.to_thread(main, ["batch", str(source), str(output), "--base-url", live.url]) == 0
-        assert f"100 lines answered ({whole} before)" in capsys.readouterr().err
-        assert sorted(x["custom_id"] for x in read(output)) == sorted(f"q{i}" for i in range(100))
+        assert f"{LINES} lines answered ({whole} before)" in capsys.readouterr().err
+        assert sorted(x["custom_id"] for x in read(output)) == sorted(f"q{i}" for i in range(LINES))
     finally:
         await live.stop()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.cli_calls import fake_module, mistake
 from tierax import __version__
 from tierax.cli.main import main
 from tierax.cli.option import Option
@@ -37,9 +37,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Serve:
         started.append((config, server))
         return 0
 
-    module = types.ModuleType("fake")
-    vars(module)["run"] = run
-    monkeypatch.setitem(sys.modules, "tierax.serving.server", module)
+    monkeypatch.setitem(sys.modules, "tierax.serving.server", fake_module(run=run))
 
     def call(*args: str) -> tuple[EngineConfig, ServerConfig]:
         assert main(["serve", *args]) == 0
@@ -58,15 +56,6 @@ def write(tmp_path: Path) -> Callable[[str, str], str]:
         return str(path)
 
     return file
-
-
-def mistake(capsys: pytest.CaptureFixture[str], *args: str) -> str:
-    """The one line that a wrong call prints."""
-    assert main(args) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.count("\n") == 1
-    return err
 
 
 YAML = """

@@ -27,6 +27,8 @@ class Board:
 
     def __init__(self, store: PageStore, *, lease: float, clock: Callable[[], float]) -> None:
         self._store = store
+        self._papers = store.papers
+        self._kv = store.papers.kv
         self._lease = lease
         self._clock = clock
         self._generations: dict[bytes, bytes] = {}
@@ -36,7 +38,7 @@ class Board:
     def read(self, deleted: tuple[PageKey, ...] = ()) -> News:
         """Everything that is there now; `deleted` is handed on. Raises StoreError."""
         began = self._clock()
-        with self._store.as_store_error():
+        with self._papers.as_store_error():
             # The claim first: whoever has acknowledged it has done so in the notes, or will.
             raw, generation = self._get(CLAIM_NAME)
             self._read_notes()
@@ -45,13 +47,13 @@ class Board:
 
     def clear(self) -> None:
         """Removes all notes and the claim; whoever lives writes again. Raises StoreError."""
-        with self._store.as_store_error():
-            self._store.kv.delete_range(_EVERYTHING).result(timeout=PATIENCE_S)
+        with self._papers.as_store_error():
+            self._kv.delete_range(_EVERYTHING).result(timeout=PATIENCE_S)
 
     def carry_out(self, orders: Orders, generation: bytes) -> tuple[PageKey, ...]:
         """Does what `Fleet.turn` said of news with this `generation` of the claim; returns which pages are deleted. Raises
         StoreError."""
-        with self._store.as_store_error():
+        with self._papers.as_store_error():
             self._put(replica_name(orders.note.replica), pack_note(orders.note))
             began = self._clock()
             claimed = orders.claim is not None and self._claim(orders.claim, generation)
@@ -72,13 +74,13 @@ class Board:
         return tuple(gone)
 
     def _read_notes(self) -> None:
-        listed = self._store.kv.list(_EVERYTHING).result(timeout=PATIENCE_S)
+        listed = self._kv.list(_EVERYTHING).result(timeout=PATIENCE_S)
         replicas = {replica for name in listed if (replica := parse_replica_name(name.decode())) is not None}
         for replica in set(self._notes) - replicas:
             self._notes.pop(replica, None)
             self._generations.pop(replica, None)
         futures = {
-            replica: self._store.kv.read(replica_name(replica), if_not_equal=self._generations.get(replica))
+            replica: self._kv.read(replica_name(replica), if_not_equal=self._generations.get(replica))
             for replica in replicas
         }
         for replica, future in futures.items():
@@ -91,7 +93,7 @@ class Board:
                 self._generations.pop(replica, None)
 
     def _claim(self, claim: Claim, generation: bytes) -> bool:
-        stamp = self._store.kv.write(CLAIM_NAME, pack_claim(claim), if_equal=generation)
+        stamp = self._kv.write(CLAIM_NAME, pack_claim(claim), if_equal=generation)
         # An empty generation says that the condition did not hold.
         return bool(stamp.result(timeout=PATIENCE_S).generation)
 
@@ -99,13 +101,13 @@ class Board:
         """Not if it has come back to life meanwhile. A note that stays is no harm."""
         generation = None if always else self._generations.get(replica)
         try:
-            self._store.kv.write(replica_name(replica), None, if_equal=generation).result(timeout=PATIENCE_S)
+            self._kv.write(replica_name(replica), None, if_equal=generation).result(timeout=PATIENCE_S)
         except Exception as error:
             _log.debug("the note of replica %s stays: %s", replica.hex(), error)
 
     def _get(self, name: str) -> tuple[bytes | None, bytes]:
-        found = self._store.kv.read(name).result(timeout=PATIENCE_S)
+        found = self._kv.read(name).result(timeout=PATIENCE_S)
         return (found.value if found.state == "value" else None), found.stamp.generation
 
     def _put(self, name: str, value: bytes) -> None:
-        self._store.kv.write(name, value).result(timeout=PATIENCE_S)
+        self._kv.write(name, value).result(timeout=PATIENCE_S)

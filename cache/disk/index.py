@@ -20,6 +20,7 @@ from ..page_events import PageListener
 from ..page_keys import KEY_BYTES, PageKey
 from ..policies.lru import LRU
 from ..policies.policy import EvictionPolicy, Use
+from .forest import Forest
 from .names import Stored
 from .page import DiskStats, Listing, NamespaceStats, Page
 
@@ -41,8 +42,8 @@ class DiskIndex:
         """Of all pages, those being written included."""
         self._policy = policy or LRU()
         self._queue: EvictionQueue[Page] = EvictionQueue(self._policy)
-        self._pages: dict[bytes, Page] = {}
-        """By key alone: a key names its namespace, parent and depth as well."""
+        self._forest = Forest()
+        """All pages, those being written included."""
         self._locks: dict[bytes, int] = {}
         """Users by key, whether or not the page is (still) there."""
         self._held_bytes = 0
@@ -60,14 +61,14 @@ class DiskIndex:
         """Who hears of every page that is stored or leaves."""
 
     def __len__(self) -> int:
-        return len(self._pages)
+        return len(self._forest)
 
     def __contains__(self, key: PageKey) -> bool:
         """Whether the page is stored or being written."""
-        return self._find(key) is not None
+        return self._forest.find(key) is not None
 
     def is_stored(self, key: PageKey) -> bool:
-        page = self._find(key)
+        page = self._forest.find(key)
         return page is not None and page.stored
 
     def match(self, keys: Sequence[PageKey]) -> int:
@@ -86,7 +87,7 @@ class DiskIndex:
         """
         if key in self:
             return []
-        page = None if key in self._dropped else self._new_page(key, nbytes, stored=False)
+        page = None if key in self._dropped else self._forest.place(key, nbytes, stored=False)
         unheld = None if self._limit is None else self._limit - self._held_bytes
         if page is None or (unheld is not None and nbytes > unheld):
             self.stats.refused_pages += 1
@@ -104,7 +105,7 @@ class DiskIndex:
     def stored(self, key: PageKey) -> None:
         """The write of a reserved page has succeeded. A page that has left the index meanwhile stays out."""
         self._dropped.discard(key)
-        page = self._find(key)
+        page = self._forest.find(key)
         if page is None or page.stored:
             return
         page.stored = True
@@ -122,7 +123,7 @@ class DiskIndex:
         if key in self._dropped:
             self._dropped.discard(key)
             return []
-        page = self._find(key)
+        page = self._forest.find(key)
         if page is None or page.stored:
             return []
         gone = self._remove(page, "failed")
@@ -135,7 +136,7 @@ class DiskIndex:
         """A use of these pages, heads first; those that are not here are passed over."""
         self._note(use)
         for key in keys:
-            page = self._find(key)
+            page = self._forest.find(key)
             if page is not None:
                 self._queue.discard(page)
                 self._policy.touch(page, use)
@@ -151,7 +152,7 @@ class DiskIndex:
         locks = self._locks
         for key in keys:
             users = locks[key.key] = locks.get(key.key, 0) + 1
-            if users == 1 and (page := self._find(key)) is not None and page.stored:
+            if users == 1 and (page := self._forest.find(key)) is not None and page.stored:
                 self._held_bytes += page.nbytes
                 self._queue.discard(page)
 
@@ -166,7 +167,7 @@ class DiskIndex:
                 locks[key.key] = users - 1
                 continue
             del locks[key.key]
-            page = self._find(key)
+            page = self._forest.find(key)
             if page is not None and page.stored:
                 self._held_bytes -= page.nbytes
                 self._requeue(page)
@@ -175,16 +176,12 @@ class DiskIndex:
 
     def remove(self, key: PageKey, reason: str) -> list[PageKey]:
         """Drops a page that proved bad or absent, and all that hangs below it, whoever uses them."""
-        page = self._find(key)
+        page = self._forest.find(key)
         return [] if page is None else self._remove(page, reason)
 
     def clear(self, namespace: bytes | None = None) -> list[PageKey]:
         """Drops everything, or everything of a namespace, whoever uses it."""
-        heads = [
-            page
-            for page in self._pages.values()
-            if page.parent is None and namespace in (None, page.key.namespace)
-        ]
+        heads = self._forest.heads(namespace)
         return [key for head in heads for key in self._remove(head, "cleared")]
 
     def expire(self, now: float) -> list[PageKey]:
@@ -240,11 +237,7 @@ class DiskIndex:
 
     def compare(self, listed: Sequence[Stored]) -> Listing:
         """What a list of all that the store holds has to tell. For any thread: a large store takes a while to go through."""
-        known = self._pages
-        unknown = [page for page in listed if page.key.key not in known]
-        there = {page.key.key for page in listed if not page.only_parts}
-        absent = [page.key for page in list(known.values()) if page.key.key not in there]
-        return Listing(unknown, frozenset(absent))
+        return self._forest.compare(listed)
 
     def take_listing(self, listing: Listing, nbytes: int, use: Use) -> list[PageKey]:
         """`add_listed` of what others have stored since."""
@@ -254,7 +247,7 @@ class DiskIndex:
         """The keys of all stored pages in the order of eviction as far as it is known; costs a sort of them all."""
         policy = self._policy
         pages = sorted(
-            (page for page in self._pages.values() if page.stored),
+            (page for page in self._forest if page.stored),
             key=lambda page: (policy.lane(page), policy.priority(page), -page.end),
         )
         keys = b"".join(page.key.key for page in pages)
@@ -264,34 +257,17 @@ class DiskIndex:
 
     def stored_keys(self) -> Iterator[PageKey]:
         """Every page that is stored, heads before tails."""
-        # Nobody attaches a page before its head, and a dict keeps that order.
-        return (page.key for page in self._pages.values() if page.stored)
+        return (page.key for page in self._forest if page.stored)
 
     def namespaces(self) -> dict[bytes, NamespaceStats]:
         """What every namespace has here; a walk over all pages."""
-        found: dict[bytes, NamespaceStats] = {}
-        for page in self._pages.values():
-            stats = found.setdefault(page.key.namespace, NamespaceStats())
-            stats.pages += 1
-            stats.bytes += page.nbytes
-            stats.deepest = max(stats.deepest, page.end)
-        return found
+        return self._forest.namespaces()
 
     def check(self) -> None:
         """Asserts all invariants."""
-        pages = self._pages.values()
-        for name, page in self._pages.items():
-            key = page.key
-            assert name == key.key, "a page under another's key"
-            if page.parent is None:
-                assert (key.depth, key.parent) == (0, key.namespace), "a page without its head"
-            else:
-                head = page.parent.key
-                assert self._pages.get(head.key) is page.parent, "the head has left before its tail"
-                assert page in page.parent.children, "a tail that its head does not know"
-                assert (key.depth, key.parent, key.namespace) == (head.depth + 1, head.key, head.namespace)
-            assert key not in self._dropped, "a dropped write is here"
-        assert sum(len(page.children) for page in pages) == sum(page.parent is not None for page in pages)
+        pages = list(self._forest)
+        self._forest.check()
+        assert not any(page.key in self._dropped for page in pages), "a dropped write is here"
         assert self.bytes == sum(page.nbytes for page in pages), "bytes"
         assert self._writing_bytes == sum(page.nbytes for page in pages if not page.stored), (
             "bytes being written"
@@ -304,40 +280,23 @@ class DiskIndex:
     def _check_capacity(self) -> None:
         assert self.capacity is None or self.bytes <= self.capacity, f"{self.bytes} bytes of {self.capacity}"
 
-    # One function each for: finding, coming, going, waiting to be evicted.
-
-    def _find(self, key: PageKey) -> Page | None:
-        page = self._pages.get(key.key)
-        return page if page is not None and page.key == key else None
-
-    def _new_page(self, key: PageKey, nbytes: int, *, stored: bool) -> Page | None:
-        """None if there is another page of that key, or no head for it."""
-        parent = self._pages.get(key.parent)
-        if key.key in self._pages:
-            return None
-        if key.depth == 0:
-            return Page(key, nbytes, None, stored=stored) if key.parent == key.namespace else None
-        if parent is None or (parent.key.namespace, parent.key.depth + 1) != (key.namespace, key.depth):
-            return None
-        return Page(key, nbytes, parent, stored=stored)
+    # One function each for: coming, going, waiting to be evicted.
 
     def _is_held(self, page: Page) -> bool:
         return not page.stored or page.key.key in self._locks
 
     def _attach(self, page: Page) -> None:
         """The caller sees to it that `page` waits for eviction, once it has been touched."""
-        self._pages[page.key.key] = page
+        self._forest.add(page)
         if page.parent is not None:
-            page.parent.children[page] = None
             self._queue.discard(page.parent)
         self._count(page, 1)
 
     def _detach(self, page: Page) -> None:
         self._queue.discard(page)
-        del self._pages[page.key.key]
+        self._forest.remove(page)
         self._count(page, -1)
         if page.parent is not None:
-            del page.parent.children[page]
             self._requeue(page.parent)
 
     def _count(self, page: Page, sign: int) -> None:
@@ -370,7 +329,7 @@ class DiskIndex:
         return self._evicted(victims, reason)
 
     def _remove(self, page: Page, reason: str) -> list[PageKey]:
-        subtree = list(self._subtree(page))[::-1]
+        subtree = self._forest.subtree(page)
         for item in subtree:
             self._detach(item)
             if not item.stored:
@@ -387,14 +346,6 @@ class DiskIndex:
                 self.listener.removed([page.key for page in pages if page.stored])
         return [page.key for page in pages]
 
-    def _subtree(self, page: Page) -> Iterator[Page]:
-        """Heads before tails."""
-        waiting = [page]
-        while waiting:
-            item = waiting.pop()
-            yield item
-            waiting.extend(item.children)
-
     def _take_in(self, listed: Iterable[Stored], nbytes: int, use: Use | None) -> list[Stored]:
         """Adds what was listed; returns what has no head here, heads before tails."""
         orphans: list[Stored] = []
@@ -403,7 +354,8 @@ class DiskIndex:
             key, size, only_parts = item
             if key in self or key in self._dropped:
                 continue
-            page = None if only_parts else self._new_page(key, nbytes if size is None else size, stored=True)
+            size = nbytes if size is None else size
+            page = None if only_parts else self._forest.place(key, size, stored=True)
             if page is None:
                 orphans.append(item)
                 continue

@@ -57,7 +57,7 @@ class SharedIndex(DiskIndex):
     def take_used(self) -> list[PageKey]:
         """What was used since the last call, in order of use; and what is in use for longer."""
         used, self._used = self._used, {}
-        locked = (self._pages.get(name) for name in self._locks)
+        locked = (self._forest.named(name) for name in self._locks)
         used.update((page.key, None) for page in locked if page is not None)
         return list(used)
 
@@ -133,7 +133,7 @@ class SharedIndex(DiskIndex):
         `spare` says, what is in use, and the heads of such."""
         needed = []
         for key in keys:
-            page = self._find(key)
+            page = self._forest.find(key)
             if page is None:
                 self._enter_doomed(key, 0)
             elif spare(key) or self._is_held(page) or page.children:

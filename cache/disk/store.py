@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,22 +15,11 @@ import tensorstore as ts
 
 from ..moves import Outcome
 from ..page_keys import PageKey
-from .local import StoreError, local_path, open_directory, remove_empty_folders, sweep_locks
-from .names import (
-    INDEX_NAME,
-    MARKS,
-    ROOT,
-    PartKey,
-    RecordKey,
-    Stored,
-    description_name,
-    parse_description_name,
-    parse_page_name,
-    parse_part_name,
-    record_name,
-)
+from .local import StoreError, local_path, open_directory, sweep_locks
+from .names import PartKey, RecordKey, Stored, parse_page_name, parse_part_name, record_name
 from .order import WriteOrder
 from .outcomes import PATIENCE_S, classify, plain
+from .papers import Papers
 from .readers import Readers, copy_into, read_file_into
 from .together import Together
 
@@ -88,6 +76,8 @@ class PageStore:
             raise StoreError(f"disk cache {self.url}: {plain(error)}") from error
         if self.local is not None and not self.read_only:
             sweep_locks(self.local)
+        self.papers = Papers(self.url, self.local, self._reads, self._writes, read_only=self.read_only)
+        """What it keeps beside its pages."""
         self._readers = Readers(read_concurrency)
         self._parts: dict[bytes, set[PartKey]] = {}
         """By the key of their page, those that it is deleted with."""
@@ -276,7 +266,7 @@ class PageStore:
 
     def list(self) -> Iterator[Stored]:
         """All pages, in no order; those that go away meanwhile may be among them. Raises StoreError."""
-        names = self._names()
+        names = self.papers.names()
         parts = [part for name in names if (part := parse_part_name(name)) is not None]
         self.note_parts(parts)
         of_parts: dict[PageKey, int | None] = {}
@@ -301,82 +291,6 @@ class PageStore:
             return (self.local / record_name(key)).stat().st_size
         except OSError:
             return None
-
-    def describe(self, namespace: bytes, fields: Mapping[str, str | int | float | bytes | None]) -> None:
-        """Leaves a note for people on what `namespace` is, unless there is one. A salt must not be among `fields`.
-
-        A failure is logged only: nothing depends on the note.
-        """
-        if self.read_only:
-            return
-        words = {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
-        name = description_name(namespace)
-        try:
-            if self._get(name) is None:
-                self._put(name, json.dumps(words, indent=1).encode())
-        except Exception as error:
-            _log.warning("disk cache %s: no description for a namespace: %s", self.url, plain(error))
-
-    def description(self, namespace: bytes) -> dict[str, Any]:
-        """What `describe` left; empty if there is nothing, or nothing legible. Raises StoreError."""
-        with self.as_store_error():
-            raw = self._get(description_name(namespace))
-        try:
-            fields = json.loads(raw or b"{}")
-        except ValueError:
-            return {}
-        return fields if isinstance(fields, dict) else {}
-
-    def described(self) -> set[bytes]:
-        """The namespaces that have a description, with or without pages. Raises StoreError."""
-        return {found for name in self._names() if (found := parse_description_name(name)) is not None}
-
-    def forget(self, namespace: bytes) -> None:
-        """Removes a namespace's description, and folders of it that are empty. Raises StoreError."""
-        with self.as_store_error():
-            self._put(description_name(namespace), None)
-        if self.local is not None:
-            remove_empty_folders(self.local / ROOT / namespace.hex())
-
-    def forget_index(self) -> None:
-        """Removes what `save_index` kept. Raises StoreError."""
-        with self.as_store_error():
-            self._put(INDEX_NAME, None)
-
-    def save_index(self, snapshot: bytes, *, patience: float = PATIENCE_S) -> bool:
-        """Keeps what `DiskIndex.snapshot` gave; False if that failed, or took more than `patience` seconds, which costs
-        nothing but the order of use."""
-        try:
-            if not self.read_only:
-                self._put(INDEX_NAME, snapshot, patience)
-            return not self.read_only
-        except Exception as error:
-            _log.warning("disk cache %s: the index was not saved: %s", self.url, plain(error))
-            return False
-
-    def load_index(self) -> bytes:
-        """What `save_index` kept; empty if there is none."""
-        try:
-            return self._get(INDEX_NAME) or b""
-        except Exception as error:
-            _log.warning("disk cache %s: the index was not read: %s", self.url, plain(error))
-            return b""
-
-    def mark(self, name: str) -> str:
-        """Leaves a mark by which others see that they have the same store; returns what it is called. Raises StoreError."""
-        with self.as_store_error():
-            self._put(MARKS + name, b"")
-        return MARKS + name
-
-    def sees(self, mark: str) -> bool:
-        """Whether such a mark is here. Raises StoreError."""
-        with self.as_store_error():
-            return self._get(mark) is not None
-
-    def unmark(self, mark: str) -> None:
-        """Removes a mark, if it can be."""
-        with contextlib.suppress(Exception):
-            self._put(mark, None)
 
     def free_bytes(self) -> int | None:
         """Bytes that the file system has left for us; None for stores that are no directory, or cannot be asked."""
@@ -416,32 +330,6 @@ class PageStore:
                 self._in_flight -= 1
                 if self._closing:
                     self._idle.notify_all()
-
-    def _names(self) -> list[str]:
-        # "0" follows "/": all names that start with the root.
-        everything = ts.KvStore.KeyRange(ROOT, ROOT.rstrip("/") + "0")
-        with self.as_store_error():
-            names = self._reads.list(everything).result(timeout=PATIENCE_S)
-        return [name.decode(errors="replace") for name in names]
-
-    def _get(self, name: str) -> bytes | None:
-        result = self._reads.read(name).result(timeout=PATIENCE_S)
-        return result.value if result.state == "value" else None
-
-    def _put(self, name: str, value: bytes | None, patience: float = PATIENCE_S) -> None:
-        self._writes.write(name, value).result(timeout=patience)
-
-    @property
-    def kv(self) -> ts.KvStore:
-        """For what is no page (board.py)."""
-        return self._writes
-
-    @contextlib.contextmanager
-    def as_store_error(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            raise StoreError(f"disk cache {self.url}: {plain(error)}") from error
 
 
 def _sum(one: int | None, more: int | None) -> int | None:

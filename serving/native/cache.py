@@ -278,4 +278,4 @@ def _ask_disk(service: Service, found: dict[str, Any]) -> None:
     found["tiers"]["disk"]["file_system_free_bytes"] = tiers.store.free_bytes()
     for row in found["namespaces"]:
         if row["disk_pages"]:
-            row["description"] = tiers.store.description(bytes.fromhex(row["namespace"]))
+            row["description"] = tiers.store.papers.description(bytes.fromhex(row["namespace"]))

@@ -169,7 +169,7 @@ def test_the_other_parts_are_there(run: dict[str, Any]) -> None:
 
 
 def test_the_tables_say_it_too(
-    run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     def measure(*arguments: Any) -> dict[str, Any]:
         for part in cache.PARTS:
@@ -177,7 +177,10 @@ def test_the_tables_say_it_too(
         return run
 
     monkeypatch.setattr(cache, "measure", measure)
-    assert cache.main([]) == 0
+    assert cache.main(["--plot", str(tmp_path / "parts.svg")]) == 0
+    picture = (tmp_path / "parts.svg").read_text()
+    for title in ("Copies of pages", "First token of", "Agents on five caches", "Random prompts", "jittery"):
+        assert title in picture
     text = capsys.readouterr().out
     for row in ("DEVICE-ALL", "disk_warm", "host and disk too, tok/s", "timeout=300ms", "host->device"):
         assert any(line.startswith(row) for line in text.splitlines()), row

@@ -43,7 +43,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_json_has_the_promised_names(
-    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     theirs = {
         "decode": [{"batch": 1, "context": 40, "tok_s": 5.0}],
@@ -56,7 +56,11 @@ def test_json_has_the_promised_names(
         return theirs
 
     monkeypatch.setitem(offline.PEERS, "transformers", peer)
-    assert main([*command, "--vs", "transformers", "--vs", "llama.cpp", "--json", "-"]) == 0
+    outputs = ["--json", "-", "--plot", str(tmp_path / "decode.svg")]
+    assert main([*command, "--vs", "transformers", "--vs", "llama.cpp", *outputs]) == 0
+    picture = (tmp_path / "decode.svg").read_text()
+    assert "Decode at a context of 40" in picture
+    assert "Decode at a context of 60" in picture
     report = json.loads(capsys.readouterr().out)
     # 8 running and 99,999 tokens are more than this engine takes.
     assert [(row["batch"], row["context"]) for row in report["decode"]] == [(1, 40), (2, 60)]

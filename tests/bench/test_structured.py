@@ -168,7 +168,9 @@ def test_a_directory_that_cannot_be_used(tmp_path: Path, capsys: pytest.CaptureF
 def test_the_whole_with_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write_tiny_text_model(tmp_path / "model")
     line = f"--model {tmp_path / 'model'} --count 20 --sample 3 --running 2 --tokens 8 --repeats 1 --texts 1"
-    assert structured.main([*line.split(), "--json", str(tmp_path / "out.json")]) == 0
+    outputs = ["--json", str(tmp_path / "out.json"), "--plot", str(tmp_path / "out.svg")]
+    assert structured.main([*line.split(), *outputs]) == 0
+    assert all(f"{form}, constrained" in (tmp_path / "out.svg").read_text() for form in structured.FORMS)
     report = json.loads((tmp_path / "out.json").read_text())
     assert report["schemas"]["schemas"] == 20
     assert report["model"]["texts"] + report["model"]["texts_cut"] == 3
@@ -176,6 +178,7 @@ def test_the_whole_with_a_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixtu
     for rate in report["throughput"]:
         assert rate["tok_s"] > 0
         assert 0 <= rate["hidden"] <= 1
+        assert rate["ratio_spread"] == [rate["ratio"]] * 2
     assert capsys.readouterr().out == ""
     wrong = copy.deepcopy(report)
     wrong["schemas"]["invalid_accepted"] = [{"about": "maximum", "schema": {}, "text": "7"}]

@@ -38,21 +38,39 @@ def test_measured_hit_rate_with_room_for_all(page_size: int) -> None:
 def test_prints_a_table_or_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     small = ["--conversations", "3", "--repeats", "1", "--capacity-tokens", "4096"]
     assert main(small) == 0
-    table = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in table] == ["page", "1", "16"]
+    header, _, *rows = capsys.readouterr().out.splitlines()
+    assert header.split()[:2] == ["page", "requests/s"]
+    assert [row.split()[0] for row in rows] == ["1", "16"]
     assert main([*small, "--page-size", "8", "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [row["page_size"] for row in report["results"]] == [8]
     assert report["results"][0]["requests"] == 18
+    assert "processor" in report["machine"]
     assert main([*small, "--json", str(tmp_path / "out.json")]) == 0
     assert len(json.loads((tmp_path / "out.json").read_text())["results"]) == 2
     assert capsys.readouterr().out == ""
+
+
+def test_several_runs_give_a_median_between_the_least_and_the_most(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    picture = tmp_path / "radix.svg"
+    small = ["--conversations", "3", "--repeats", "4", "--page-size", "8", "--plot", str(picture)]
+    assert main([*small, "--seed", "9", "--json", "-"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["workload"]["seed"] == 9
+    (row,) = report["results"]
+    least, most = row["spread"]["requests_s"]
+    assert least <= row["requests_s"] <= most
+    assert row["page_size"] == 8
+    assert "pages of 8" in picture.read_text()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--page-size", "0"], "every number must be at least 1"),
+        (["--plot", "speed.jpeg"], "'speed.jpeg' must end in .svg, .png, .pdf"),
         (
             ["--conversations", "1", "--capacity-tokens", "600"],
             "a request of 640 tokens does not fit into 600",

@@ -32,6 +32,7 @@ REFUSED = {"uniqueItems": 400, "ID OF THE FIRST": 404}
 """What a body holds that a page shows to be refused, or that a reader must fill in."""
 NO_PROGRAM = {
     "@function\ndef tips": "goes on where the page's first block ends; run with it",
+    'llm = LLM("/models/big"': "one of several processes (tests/engine/test_processes.py has all of them)",
 }
 """Python blocks that are not run alone, and why."""
 OPTIONS: dict[str, Any] = {
@@ -63,7 +64,8 @@ def url(request: pytest.FixtureRequest, model: Path) -> Iterator[str]:
     started: list[tuple[str, asyncio.AbstractEventLoop]] = []
 
     async def serve() -> None:
-        live = await Live.start(engine, ServerConfig())
+        # A random model would never come to the end of its reasoning, of which the template speaks.
+        live = await Live.start(engine, ServerConfig(reasoning_parser="none"))
         started.append((live.url, asyncio.get_running_loop()))
         ready.set()
         await end.wait()
@@ -71,7 +73,7 @@ def url(request: pytest.FixtureRequest, model: Path) -> Iterator[str]:
 
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
-    assert ready.wait(60)
+    assert ready.wait(300)
     yield started[0][0]
     started[0][1].call_soon_threadsafe(end.set)
     thread.join()
@@ -107,7 +109,7 @@ def test_calls(place: str, words: list[str], url: str) -> None:
     request = urllib.request.Request(target, data, headers, method=call.X)
     expected = next((status for mark, status in REFUSED.items() if mark in (call.d or "")), 200)
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=600) as answer:
             status, text = answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:

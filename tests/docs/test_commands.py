@@ -6,13 +6,13 @@ import argparse
 import re
 import sys
 import tomllib
-import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+from helpers.cli_calls import fake_module
 from helpers.doc_blocks import COMMANDS, ROOT, Block, blocks, commands, pages
 from tierax.cli.bench import BENCHMARKS
 from tierax.cli.lab import PARTS
@@ -50,8 +50,7 @@ def parsing_only(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             return values
         raise _Parsed
 
-    server = types.ModuleType("fake")
-    vars(server)["run"] = lambda config, settings: 0
+    server = fake_module(run=lambda config, settings: 0)
     with monkeypatch.context() as patch:
         patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
         patch.setitem(sys.modules, "tierax.serving.server", server)

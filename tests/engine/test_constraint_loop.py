@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from helpers.byte_tokenizer import byte_tokenizer
-from helpers.fake_executor import Rig
+from helpers.fake_rig import Rig
 from helpers.script_matcher import ScriptMatcher
 from tierax.engine.request import Request
 from tierax.engine.text import IncrementalText

@@ -94,6 +94,9 @@ def test_a_copy_that_raises_costs_hits_only(
     run.cache.clear(DEVICE)
     assert stage.ask(run, 0).cached_by_tier["host"] == WHOLE
     stage.ask(run, 5)
+    run.finish()
+    run.cache.clear(DEVICE)
+    assert stage.ask(run, 5).cached_by_tier["host"] == WHOLE, "what was not saved has been since"
     stage.expect_recovery(run, 5)
 
 

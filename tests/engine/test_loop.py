@@ -7,7 +7,8 @@ import logging
 import pytest
 
 from helpers.byte_tokenizer import byte_tokenizer
-from helpers.fake_executor import FakeTransfers, Model, Rig, solo
+from helpers.fake_executor import Model, solo
+from helpers.fake_rig import FakeTransfers, Rig
 from tierax.engine.plan import StepPlan
 from tierax.engine.request import Delta, Request, Status
 from tierax.engine.text import IncrementalText

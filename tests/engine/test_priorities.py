@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.fake_executor import FakeTransfers, Rig
+from helpers.fake_rig import FakeTransfers, Rig
 from helpers.tiered_rig import TieredRig
 from tierax.engine.request import Request, Status
 from tierax.engine.schedule_policy import LPM, MAX_WAIT

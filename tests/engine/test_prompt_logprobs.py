@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers.fake_executor import Rig, expected_reading
+from helpers.fake_executor import expected_reading
+from helpers.fake_rig import Rig
 from helpers.plain_forward import plain_logprobs
 from helpers.tiered_rig import TieredRig
 from helpers.tiny_engine import Run, TinyDevice, TinyModel, output

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from helpers.fake_executor import FakeTransfers, Rig, solo
+from helpers.fake_executor import solo
+from helpers.fake_rig import FakeTransfers, Rig
 from tierax.engine.request import Request
 from tierax.engine.schedule_policy import LPM
 

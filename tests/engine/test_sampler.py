@@ -13,92 +13,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from helpers.sampler_runs import (
+    SLOTS,
+    VOCAB,
+    draw,
+    prepare_slot,
+    random_logits,
+    random_request,
+    run,
+    tokens_of,
+    update,
+)
 from helpers.sampling_reference import choose, edited_logits, kept_probs, log_softmax, make_request
-from tierax.engine.request import Request, SamplingParams
-from tierax.engine.sampler import LOGPROB_FLOOR, NUM_TOP, SampleOutput, sample, threefry2x32
-from tierax.engine.sampler_rows import MASK, bias_entries, pack_rows
+from tierax.engine.request import SamplingParams
+from tierax.engine.sampler import LOGPROB_FLOOR, NUM_TOP, sample, threefry2x32
+from tierax.engine.sampler_rows import bias_entries, pack_rows
 from tierax.engine.sampler_state import (
     HISTORY_CHUNK,
-    UPDATES,
-    SamplerState,
-    Update,
     init_state,
-    slot_updates,
     state_bytes,
     warm_up_updates,
 )
-
-SLOTS, VOCAB = 10, 320
-
-
-def update(state: SamplerState, updates: Sequence[Update]) -> SamplerState:
-    for name, arguments in updates:
-        state = UPDATES[name](state, *arguments)
-    return state
-
-
-def prepare_slot(state: SamplerState, request: Request) -> SamplerState:
-    return update(state, slot_updates(request, state.vocab_size, state.max_bias))
-
-
-def run(
-    logits: np.ndarray, requests: Sequence[Request], bucket: int, state: SamplerState | None = None
-) -> tuple[SampleOutput, SamplerState]:
-    """Samples the next token of each request; rows beyond them are padded with hostile logits."""
-    vocab_size = logits.shape[1]
-    current = init_state(SLOTS, vocab_size) if state is None else state
-    for request in requests:
-        current = prepare_slot(current, request)
-    padded = np.full((bucket, vocab_size), np.nan, np.float32)
-    padded[: len(requests)] = logits
-    rows = pack_rows([(request, len(request.tokens)) for request in requests], bucket, SLOTS)
-    output, current = sample(jnp.array(padded), rows, current)
-    return SampleOutput(*map(np.array, output)), current  # pyright: ignore[reportArgumentType]
-
-
-def draw(logits: np.ndarray, params: SamplingParams, seed: int = 3, start: int = 3) -> np.ndarray:
-    """Tokens i64[500] drawn from the same logits (of up to 64 tokens) at 500 positions."""
-    padded = np.full(64, -np.inf, np.float32)
-    padded[: len(logits)] = logits
-    rows = pack_rows([(make_request(params, seed=seed), start + row) for row in range(500)], 500, SLOTS)
-    output, _ = sample(jnp.tile(padded, (500, 1)), rows, init_state(SLOTS, 64))
-    return np.array(output.tokens, np.int64)
-
-
-def tokens_of(logits: np.ndarray, requests: Sequence[Request], bucket: int) -> list[int]:
-    return run(logits, requests, bucket)[0].tokens[: len(requests)].tolist()
-
-
-def random_logits(rng: np.random.Generator, rows: int, vocab_size: int = VOCAB) -> np.ndarray:
-    return (rng.normal(size=(rows, vocab_size)) * 3).astype(np.float32)
-
-
-def random_request(rng: np.random.Generator, slot: int) -> Request:
-    def maybe(value: float, default: float) -> float:
-        return value if rng.random() < 0.5 else default
-
-    params = SamplingParams(
-        temperature=maybe(float(rng.uniform(0.3, 2.0)), 0.0 if rng.random() < 0.5 else 1.0),
-        top_k=int(maybe(int(rng.integers(1, VOCAB + 50)), 0)),
-        top_p=maybe(float(rng.uniform(0.05, 1.0)), 1.0),
-        min_p=maybe(float(rng.uniform(0.0, 0.3)), 0.0),
-        repetition_penalty=maybe(float(rng.uniform(0.7, 1.5)), 1.0),
-        frequency_penalty=maybe(float(rng.uniform(-1.0, 1.0)), 0.0),
-        presence_penalty=maybe(float(rng.uniform(-1.0, 1.0)), 0.0),
-        min_tokens=int(maybe(int(rng.integers(1, 30)), 0)),
-    )
-    if rng.random() < 0.5:
-        ids = rng.choice(VOCAB, size=int(rng.integers(1, 9)), replace=False)
-        params.logit_bias = {int(token): float(rng.uniform(-8, 8)) for token in ids}
-    return make_request(
-        params,
-        prompt=rng.integers(0, VOCAB, size=int(rng.integers(1, 60))).tolist(),
-        output=rng.integers(0, 40, size=int(rng.integers(0, 60))).tolist(),
-        seed=int(rng.integers(0, 2**64, dtype=np.uint64)),
-        slot=slot,
-        stop_ids=rng.choice(VOCAB, size=3, replace=False).tolist(),
-    )
-
 
 # --- the semantics
 
@@ -470,70 +405,3 @@ def test_threefry_matches_the_published_vectors() -> None:
     for key, counter, expected in cases:
         words = [jnp.uint32(word) for word in (*key, *counter)]
         assert tuple(map(int, threefry2x32((words[0], words[1]), (words[2], words[3])))) == expected
-
-
-# --- masks
-
-
-def mask_of(allowed: Sequence[Sequence[int]], bucket: int) -> np.ndarray:
-    bits = np.zeros((bucket, -(-VOCAB // 32) * 32), np.uint8)
-    for row, ids in enumerate(allowed):
-        bits[row, list(ids)] = 1
-    return np.packbits(bits, axis=1, bitorder="little").view(np.int32)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_mask_has_the_last_word_for_its_own_row(temperature: float) -> None:
-    rng = np.random.default_rng(1)
-    logits = random_logits(rng, 3)
-    params = SamplingParams(temperature=temperature, logit_bias={5: 100.0}, presence_penalty=1.0, logprobs=2)
-    requests = [make_request(params, slot=n, seed=n) for n in range(3)]
-    allowed = [[31, 32, 319], [5], [7]]
-    state = init_state(SLOTS, VOCAB)
-    for request in requests:
-        state = prepare_slot(state, request)
-    rows = pack_rows([(request, len(request.tokens)) for request in requests], 4, SLOTS)
-    rows.flags[:2] |= MASK  # pyright: ignore[reportIndexIssue]
-    padded = np.concatenate([logits, logits[:1]])
-    output, _ = sample(jnp.array(padded), rows, state, mask_of(allowed, 4))  # pyright: ignore[reportArgumentType]
-    tokens = np.array(output.tokens)
-    assert tokens[0] in allowed[0]
-    if temperature == 0:
-        assert tokens[0] == max(allowed[0], key=lambda token: logits[0, token])
-    assert tokens[1] == 5
-    assert tokens[2] == 5, "a row without the flag heeds its bias, and no mask"
-    # Log-probs stay the model's own.
-    assert float(output.logprobs[0]) == pytest.approx(log_softmax(logits[0])[tokens[0]], abs=1e-4)
-    assert int(output.top_ids[0, 0]) == int(logits[0].argmax())
-
-
-def test_a_mask_counts_where_nothing_else_is_asked_for() -> None:
-    logits = random_logits(np.random.default_rng(3), 1)
-    rows = pack_rows([(make_request(SamplingParams(temperature=0.0)), 3)], 1, SLOTS)
-    rows.flags[:] |= MASK  # pyright: ignore[reportIndexIssue]
-    output, _ = sample(jnp.array(logits), rows, init_state(SLOTS, VOCAB), mask_of([[8]], 1))  # pyright: ignore[reportArgumentType]
-    assert int(output.tokens[0]) == 8
-
-
-def test_a_mask_leaves_draws_as_the_model_shares_them_out() -> None:
-    logits = np.log(np.array([0.5, 0.2, 0.2, 0.1] + [1e-9] * 60))
-    padded = np.tile(logits.astype(np.float32), (500, 1))
-    rows = pack_rows([(make_request(SamplingParams(), seed=3), 3 + row) for row in range(500)], 500, SLOTS)
-    rows.flags[:] |= MASK  # pyright: ignore[reportIndexIssue]
-    mask = np.tile(np.array([0b1010, 0], np.int32), (500, 1))
-    output, _ = sample(jnp.array(padded), rows, init_state(SLOTS, 64), mask)  # pyright: ignore[reportArgumentType]
-    counts = Counter(np.array(output.tokens).tolist())
-    assert set(counts) == {1, 3}
-    assert 280 < counts[1] < 380
-
-
-def test_a_row_draws_the_same_token_beside_masked_ones() -> None:
-    rng = np.random.default_rng(2)
-    logits = random_logits(rng, 4)
-    requests = [make_request(SamplingParams(temperature=0.9, top_p=0.8), slot=n, seed=n) for n in range(4)]
-    plain = tokens_of(logits, requests, 4)
-    rows = pack_rows([(request, len(request.tokens)) for request in requests], 4, SLOTS)
-    rows.flags[1] |= MASK  # pyright: ignore[reportIndexIssue]
-    mask = mask_of([[], [9], [], []], 4)
-    output, _ = sample(jnp.array(logits), rows, init_state(SLOTS, VOCAB), mask)  # pyright: ignore[reportArgumentType]
-    assert np.array(output.tokens).tolist() == [plain[0], 9, plain[2], plain[3]]

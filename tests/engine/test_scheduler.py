@@ -6,7 +6,8 @@ import itertools
 
 import pytest
 
-from helpers.fake_executor import FakeTransfers, Rig, solo
+from helpers.fake_executor import solo
+from helpers.fake_rig import FakeTransfers, Rig
 from tierax.engine.request import Request, Status
 from tierax.engine.schedule_policy import FCFS, LPM
 

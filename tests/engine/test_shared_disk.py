@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from helpers.fake_executor import ManualClock, Rig
+from helpers.fake_executor import ManualClock
+from helpers.fake_rig import Rig
 from helpers.tiered_rig import PAGE_BYTES, TieredRig
 from helpers.tiny_text_model import write_tiny_text_model
 from tierax import LLM, SamplingParams

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from helpers.fake_executor import Rig
+from helpers.fake_rig import Rig
 from helpers.tiny_text_model import write_tiny_text_model
 from tierax.engine.config import EngineConfig
 from tierax.engine.engine import Engine

@@ -12,7 +12,7 @@ import pytest
 from helpers.fault_stage import COPY, KEPT, OPTIONS, PAGE, STEP, WHOLE, Stage, Start, prompt
 from helpers.faulty_store import Fault
 from helpers.tiny_engine import output
-from tierax.cache.writer import PAUSE
+from tierax.cache.writer import LOOK_EVERY, PAUSE
 from tierax.engine.request import SamplingParams
 
 POLICIES = {"best_effort": 0.0, "timeout=300ms": 0.3, "wait_complete": 10.0}
@@ -81,6 +81,19 @@ def test_a_stalled_read_delays_its_own_request_only_and_not_for_long(
     run.finish()
     assert run.tiers.prefetcher.stats.failed_pages == {}
     stage.expect_recovery(run, 0)
+
+
+def test_what_has_arrived_is_used_though_others_wait_for_longer(stage: Stage, start: Start) -> None:
+    run = start(stored=True, prefetch="wait_complete")
+    run.store.inject("read", Fault.STALLED, run.keys(prompt(0)))
+    first, second = run.add(prompt(0), OPTIONS), run.add(prompt(1), OPTIONS)
+    run.until(lambda: second.finish_reason is not None, "the end of the second")
+    assert first.first_scheduled is None
+    assert second.cached_by_tier["disk"] == WHOLE
+    run.store.release()
+    run.until(lambda: first.finish_reason is not None, "the end of the first")
+    assert first.cached_by_tier["disk"] == WHOLE
+    assert [output(first), output(second)] == [stage.right(0), stage.right(1)]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -241,6 +254,26 @@ def test_what_cannot_be_deleted_stops_the_writing_and_is_deleted_later(stage: St
     run.clock.advance(PAUSE)
     stage.expect_recovery(run, 7)
     assert len(run.on_disk()) <= 2 * KEPT
+
+
+def test_others_who_fill_the_file_system_get_the_space_that_the_cache_had(stage: Stage, start: Start) -> None:
+    floor = 10**9
+    run = start(free_floor=floor)
+    assert run.tiers.index is not None
+    run.store.free = 2 * floor
+    for name in range(2):
+        stage.ask(run, name)
+    run.finish()
+    assert len(run.on_disk()) == 2 * KEPT
+    run.store.free = floor - 5 * run.tiers.record_bytes
+    run.clock.advance(LOOK_EVERY)
+    stage.ask(run, 2)
+    run.finish()
+    assert len(run.on_disk()) == 2 * KEPT - 5, "and nothing was written meanwhile"
+    assert run.tiers.index.stats.evicted_pages["space_floor"] == 5
+    run.store.free = 2 * floor
+    stage.expect_recovery(run, 2)
+    assert len(run.on_disk()) > 2 * KEPT
 
 
 def test_a_directory_that_is_removed_under_it_is_made_again(stage: Stage, start: Start) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from helpers.fake_executor import Rig
+from helpers.fake_rig import Rig
 from helpers.tiered_rig import TieredRig
 from tierax.cache.moves import Outcome
 from tierax.cache.radix_tree import DEVICE, HOST

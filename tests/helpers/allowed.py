@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import pytest
 
 from helpers.byte_tokenizer import EOS, IM_END, VOCAB_SIZE, byte_tokenizer
 from tierax.engine.constraint import Constraint, ConstraintError, Matcher
@@ -46,3 +49,12 @@ def accepts(grammars: GrammarCompiler, constraint: Constraint, text: str | bytes
 def begins(grammars: GrammarCompiler, constraint: Constraint, text: str | bytes) -> bool:
     """Whether an answer may begin with this text."""
     return follow(grammars, constraint, text) is not None
+
+
+def refused(grammars: GrammarCompiler, make: Callable[[], Constraint]) -> ConstraintError:
+    """The refusal of a constraint, wherever it comes: when it is made or compiled. Others compile before and after."""
+    assert accepts(grammars, Constraint.regex("a+"), "aa")
+    with pytest.raises(ConstraintError) as caught:
+        grammars.compile(make())
+    assert accepts(grammars, Constraint.regex("b+"), "bb")
+    return caught.value

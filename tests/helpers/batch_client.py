@@ -58,7 +58,14 @@ async def create(live: Live, content: bytes, endpoint: str = COMPLETIONS, **fiel
     return batch
 
 
-async def finished(live: Live, batch_id: str, seconds: float = 10.0) -> dict[str, Any]:
+async def answered(live: Live, batch_id: str, count: int) -> None:
+    """Waits until a batch has so many answers, as it tells itself: what the engine has finished may not have reached it."""
+    async with asyncio.timeout(60):
+        while (await live.get(f"/v1/batches/{batch_id}"))[1]["request_counts"]["completed"] < count:
+            await asyncio.sleep(0.005)
+
+
+async def finished(live: Live, batch_id: str, seconds: float = 60.0) -> dict[str, Any]:
     """The batch once nothing more happens to it; its figures add up."""
     for _ in range(int(seconds / 0.02)):
         status, batch = await live.get(f"/v1/batches/{batch_id}")

@@ -19,6 +19,7 @@ PURE_ENGINE = tuple(
             "json_schema",
             "plan",
             "prefetch",
+            "loads",
             "disk_search",
             "router",
             "prefetch_policy",

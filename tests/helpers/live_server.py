@@ -138,8 +138,8 @@ def events_of(text: str) -> list[dict[str, Any]]:
     return [json.loads(block[6:]) for block in blocks]
 
 
-async def eventually(condition: Callable[[], bool], seconds: float = 1.0) -> None:
-    """Waits until the condition holds; fails after `seconds`."""
+async def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Waits until the condition holds; fails after `seconds`, which a busy machine must not need."""
     for _ in range(int(seconds / 0.01)):
         if condition():
             return

@@ -51,7 +51,7 @@ class TieredEngine(FakeEngine):
             url="memory://",
             read_only=False,
             free_bytes=lambda: 10**9,
-            description=lambda name: self.descriptions.get(name, {}),
+            papers=SimpleNamespace(description=lambda name: self.descriptions.get(name, {})),
         )
         self.tiers = SimpleNamespace(
             index=self.rig.index,

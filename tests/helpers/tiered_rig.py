@@ -1,4 +1,4 @@
-"""The rig of fake_executor with three tiers beneath the loop: the real tree, prefetcher, writer and disk index."""
+"""The rig of fake_rig with three tiers beneath the loop: the real tree, prefetcher, writer and disk index."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from tierax.engine.prefetch import Prefetcher
 from tierax.engine.prefetch_policy import PrefetchPolicy
 from tierax.engine.tier_transfers import TierTransfers
 
-from .fake_executor import ManualClock, Rig
+from .fake_executor import ManualClock
 from .fake_mover import FakeMover, FakeStore
+from .fake_rig import Rig
 
 PAGE_BYTES = 1000
 

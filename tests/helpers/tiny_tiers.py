@@ -34,6 +34,7 @@ class TinyTiers:
         disk_pages: int | None = None,
         prefetch: str = "wait_complete",
         max_wait: float = 10.0,
+        free_floor: int | None = None,
         wrap_store: Callable[[Any], Any] = lambda store: store,
     ) -> None:
         layout = PageLayout((pool.page_bytes,), "uint8")
@@ -58,7 +59,11 @@ class TinyTiers:
             policy=PrefetchPolicy.parse(prefetch),
             max_wait=max_wait,
         )
-        self.writer = Writer(cache, self.mover, self.index, record_bytes=layout.record_bytes)
+        floor: dict[str, Any] = {}
+        if self.store is not None and free_floor is not None:
+            floor = {"free_bytes": self.store.free_bytes, "free_floor": free_floor}
+        self.record_bytes = layout.record_bytes
+        self.writer = Writer(cache, self.mover, self.index, record_bytes=layout.record_bytes, **floor)
         self.transfers = TierTransfers(self.mover, self.prefetcher, self.writer, clock=clock)
 
     def close(self) -> None:

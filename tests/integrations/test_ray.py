@@ -22,6 +22,8 @@ SOURCE = Path(__file__).parents[2] / "src"
 LINES = 500
 STEMS = 20
 MARK = "TIERAX_TEST_RUN"
+PATIENCE_S = 900.0
+"""What a run may take on a machine that has other work."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -79,21 +81,25 @@ def count(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def wait_for(answers: int, output: Path, run: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while count(output) < answers:
+        assert run.poll() is None, run.stderr and run.stderr.read()
+        assert time.monotonic() < deadline, f"{count(output)} answers of {answers}"
+        time.sleep(0.005)
+
+
 def test_batch_is_whole_though_a_worker_is_killed(model: Path, tmp_path: Path) -> None:
     mark, output = uuid.uuid4().hex, tmp_path / "out.jsonl"
     run = start(batch(tmp_path), output, model, mark)
     try:
-        deadline = time.monotonic() + 240
-        while count(output) < 100:
-            assert run.poll() is None, run.stderr and run.stderr.read()
-            assert time.monotonic() < deadline, "no answers"
-            time.sleep(0.02)
+        wait_for(100, output, run)
         workers = workers_of(mark)
         assert len(workers) == 2
         os.kill(workers[0], signal.SIGKILL)
         answered = count(output)
         assert answered < LINES, "killed too late to say anything"
-        _, said = run.communicate(timeout=300)
+        _, said = run.communicate(timeout=PATIENCE_S)
     finally:
         run.kill()
         run.wait()
@@ -113,15 +119,18 @@ def test_run_goes_on_where_it_was(model: Path, tmp_path: Path) -> None:
     source, output = batch(tmp_path), tmp_path / "out.jsonl"
     mark = uuid.uuid4().hex
     first = start(source, output, model, mark)
-    deadline = time.monotonic() + 240
-    while count(output) < 50 and time.monotonic() < deadline:
-        time.sleep(0.02)
-    first.send_signal(signal.SIGINT)
-    first.communicate(timeout=120)
+    try:
+        # At once: on a busy machine many more are answered before the signal is heard.
+        wait_for(1, output, first)
+        first.send_signal(signal.SIGINT)
+        first.communicate(timeout=PATIENCE_S)
+    finally:
+        first.kill()
+        first.wait()
     before = count(output)
-    assert 50 <= before < LINES
+    assert 0 < before < LINES, "interrupted too late to say anything"
     second = start(source, output, model, mark)
-    _, said = second.communicate(timeout=300)
+    _, said = second.communicate(timeout=PATIENCE_S)
     assert f"{LINES} lines answered ({before} before), 1 failed" in said
     names = Counter(json.loads(line)["custom_id"] for line in output.read_text().splitlines())
     assert names == Counter(f"line-{i}" for i in range(LINES))
@@ -129,7 +138,7 @@ def test_run_goes_on_where_it_was(model: Path, tmp_path: Path) -> None:
 
 def test_settings_that_do_not_fit_are_one_line(tmp_path: Path) -> None:
     run = start(batch(tmp_path), tmp_path / "out.jsonl", tmp_path / "no-model", uuid.uuid4().hex)
-    _, said = run.communicate(timeout=300)
+    _, said = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 2
     assert "no-model" in said
     assert "Traceback" not in said
@@ -141,7 +150,7 @@ def in_a_process(script: str, tmp_path: Path, *arguments: str) -> str:
     path.write_text(script)
     env = os.environ | {"PYTHONPATH": str(SOURCE)}
     done = subprocess.run(
-        [sys.executable, str(path), *arguments], env=env, text=True, capture_output=True, timeout=400
+        [sys.executable, str(path), *arguments], env=env, text=True, capture_output=True, timeout=PATIENCE_S
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return done.stdout

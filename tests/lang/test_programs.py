@@ -1,22 +1,16 @@
-"""Programs as functions: what the model reads, what is kept by name, branches, batches, and how things fail."""
+"""Programs as functions: what the model reads, what is kept by name, and branches."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import threading
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 
 import pytest
 
 from helpers.script_backend import ScriptBackend
 from tierax import (
-    BudgetError,
-    Function,
     ProgramError,
-    ProgramState,
     assistant,
     assistant_begin,
     assistant_end,
@@ -25,7 +19,6 @@ from tierax import (
     gen_int,
     gen_string,
     select,
-    set_default_backend,
     system,
     user,
     user_begin,
@@ -33,15 +26,6 @@ from tierax import (
 )
 
 HERE = re.escape(__file__)
-
-
-@pytest.fixture
-def backend() -> Iterator[ScriptBackend]:
-    with ScriptBackend() as made:
-        set_default_backend(made)
-        yield made
-        set_default_backend(None)
-    assert not [thread for thread in threading.enumerate() if thread.name in ("lang", "program")]
 
 
 def prompts(backend: ScriptBackend) -> list[str]:
@@ -396,234 +380,3 @@ def test_a_branch_that_fails_fails_the_program_where_it_is_looked_at(backend: Sc
     with pytest.raises(ProgramError, match=f"^{HERE}:.*no user message is open"):
         mixed.run()
     assert seen == ["ok", "caught"]
-
-
-# --- ends
-
-
-def test_a_budget_bounds_texts_and_answers(backend: ScriptBackend) -> None:
-    backend.script = lambda text: "x" * 10
-
-    @function(max_total_tokens=40)
-    def loop(s):
-        s += "0123456789"
-        while True:
-            s += gen("x", max_tokens=12)
-            s.sync()
-
-    with pytest.raises(BudgetError, match=rf"^{HERE}:\d+: the program has used its max_total_tokens of 40$"):
-        loop.run()
-    # 11 with the first; then 21 and 31, where 9 are left of the 12 that it wants: 9 letters, which is not the whole.
-    assert [sampling.max_tokens for _, sampling, _ in backend.calls] == [12, 12, 9]
-    with pytest.raises(BudgetError, match=rf"^{HERE}:\d+: 11 more tokens do not fit: 0 of .* 5 are used"):
-        loop.run(max_total_tokens=5)
-
-
-def test_branches_wait_for_each_others_reserves(backend: ScriptBackend) -> None:
-    """Each wants 100 and needs 2: with room for one at a time they come one by one, and none is cut short."""
-
-    @function
-    def wide(s):
-        s += "1234"
-        branches = s.fork(8)
-        branches += gen("x", max_tokens=100)
-        branches.join()
-
-    # The text once, and 16 tokens of answers, of which the last must still find 100.
-    state = wide.run(max_total_tokens=5 + 14 + 100)
-    assert state["x"] == ["ok"] * 8
-    assert all(sampling.max_tokens == 100 for _, sampling, _ in backend.calls)
-    assert backend.most_running == 1
-
-
-def test_no_backend() -> None:
-    @function
-    def any_program(s):
-        s += "a"
-
-    with pytest.raises(ProgramError, match=f"^{HERE}:.*set_default_backend"):
-        any_program.run()
-
-
-def test_a_closed_backend() -> None:
-    backend = ScriptBackend()
-    backend.close()
-    backend.close()
-    with pytest.raises(ProgramError, match="the backend is closed"):
-        function(lambda s: None).run(backend=backend)
-
-
-def misplaced_text(s: ProgramState) -> None:
-    s += user("q")
-    s += "loose"
-
-
-def misplaced_gen(s: ProgramState) -> None:
-    s += user("q")
-    s += gen("x")
-
-
-def nested(s: ProgramState) -> None:
-    s += user("a" + assistant("b"))
-
-
-def no_text(s: ProgramState) -> None:
-    s += gen("x")
-
-
-def second_system(s: ProgramState) -> None:
-    s += user("a") + system("b")
-
-
-def not_open(s: ProgramState) -> None:
-    s += assistant_end()
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (misplaced_text, "a text stands behind the user message and in none"),
-        (misplaced_gen, r"gen\('x'\) stands behind the user message"),
-        (nested, "messages do not nest"),
-        (no_text, "no text yet"),
-        (second_system, "a system message cannot be written: a system message must come first"),
-        (not_open, "no assistant message is open"),
-    ],
-)
-def test_errors_carry_the_programs_line(backend: ScriptBackend, body, message: str) -> None:
-    line = body.__code__.co_firstlineno + (2 if body.__name__.startswith("misplaced") else 1)
-    with pytest.raises(ProgramError, match=f"^{HERE}:{line}: .*{message}"):
-        Function(body, None, {}).run()
-
-
-def test_what_a_program_raises_comes_out_of_run(backend: ScriptBackend) -> None:
-    @function
-    def wrong(s):
-        s += "a" + gen("x")
-        raise KeyError("mine")
-
-    with pytest.raises(KeyError, match="mine"):
-        wrong.run()
-
-
-def test_a_backend_that_breaks_is_told_with_the_line(backend: ScriptBackend) -> None:
-    def script(text: str) -> str:
-        raise ZeroDivisionError("oops")
-
-    backend.script = script
-
-    @function
-    def broken(s):
-        s += "a"
-        s += gen("x")
-        s += gen("y")
-        s["y"]
-
-    with pytest.raises(ProgramError, match=rf"^{HERE}:\d+: ZeroDivisionError: oops"):
-        broken.run()
-    assert len(backend.calls) == 1
-
-
-def test_nothing_is_added_to_a_program_that_has_ended(backend: ScriptBackend) -> None:
-    state = function(lambda s: None).run()
-    with pytest.raises(ProgramError, match=f"^{HERE}:.*has ended"):
-        state += "a"
-
-
-def test_closing_the_backend_ends_what_waits(backend: ScriptBackend) -> None:
-    backend.gate = asyncio.Event()
-
-    @function
-    def stuck(s):
-        s += "a" + gen("x")
-
-    state = stuck.stream()
-    while not backend.running:
-        time.sleep(0.001)
-    backend.close()
-    with pytest.raises(ProgramError, match="cancelled"):
-        list(state.text_iter())
-    assert backend.cancelled == 1
-
-
-def test_what_is_added_after_the_backend_was_closed_fails(backend: ScriptBackend) -> None:
-    closed = threading.Event()
-
-    @function
-    def late(s):
-        closed.wait()
-        s += "a" + gen("x")
-        s["x"]
-
-    state = late.stream()
-    backend.close()
-    closed.set()
-    with pytest.raises(ProgramError, match="cancelled"):
-        list(state.text_iter())
-
-
-# --- batches
-
-
-def test_a_batch_keeps_its_order_and_its_errors(backend: ScriptBackend) -> None:
-    backend.script = lambda text: "boo" if "bad" in text else text[-3:-1]
-
-    @function
-    def ask(s, what, end="?"):
-        s += what + end + gen("a")
-        if s["a"] == "boo":
-            raise ValueError("as asked")
-
-    states = ask.run_batch([{"what": f"q{n}"} for n in range(5)] + [{"what": "bad"}, ("q9", "!")])
-    assert [state["a"] for state in states[:5]] == [f"q{n}" for n in range(5)]
-    assert states[6]["a"] == "q9"
-    assert [state.error is None for state in states] == [True] * 5 + [False, True]
-    assert re.match(rf"{HERE}:\d+: ValueError: as asked", str(states[5].error))
-    assert ask.run_batch([]) == []
-    with pytest.raises(TypeError, match="a list of keyword arguments"):
-        ask.run_batch({"what": "q"})  # pyright: ignore[reportArgumentType]
-
-
-def test_the_first_of_a_batch_computes_the_common_prefix(backend: ScriptBackend) -> None:
-    @function
-    def ask(s, n):
-        s += "A long common prefix. " + str(n) + gen("a")
-
-    backend.gate = asyncio.Event()
-    backend.together = lambda prompt: 1 if prompt.endswith("1") else 2
-    with ThreadPoolExecutor() as pool:
-        batch = pool.submit(ask.run_batch, [{"n": n} for n in range(1, 6)])
-        while not backend.running:
-            time.sleep(0.001)
-        time.sleep(0.05)
-        assert len(backend.calls) == 1, "the others wait for its first token"
-        backend.loop.call(backend.gate.set)
-        states = batch.result()
-    cached = [state.get_meta_info("a").cached_tokens for state in states]
-    assert cached[0] == 0
-    assert all(tokens >= 23 for tokens in cached[1:])
-    assert backend.most_running > 1, "the others run at the same time"
-
-
-def test_threads_bound_what_runs(backend: ScriptBackend) -> None:
-    @function
-    def ask(s, n):
-        s += str(n) + gen("a")
-        s["a"]
-
-    ask.run_batch([{"n": n} for n in range(10)], num_threads=2)
-    assert backend.most_running <= 2
-
-
-def test_bind_gives_arguments(backend: ScriptBackend) -> None:
-    @function
-    def ask(s, what, end):
-        s += what + end + gen("a")
-
-    bound = ask.bind(end="!")
-    assert bound.run("a").text() == "a!ok"
-    assert bound.run_batch([{"what": "b"}])[0].text() == "b!ok"
-    with pytest.raises(TypeError, match="ask has no parameter 'wha'"):
-        ask.bind(wha="x")
-    with pytest.raises(TypeError, match="unknown sampling parameter 'wha'"):
-        bound.run(wha="x")

@@ -280,7 +280,7 @@ async def test_what_is_left_is_aborted_on_the_server(serve: Serve) -> None:
     async for _ in state.text_async_iter("x"):
         break
     await asyncio.to_thread(state.close)
-    await eventually(lambda: live.engine.stats.finished.get("abort", 0) == 1, 5.0)
+    await eventually(lambda: live.engine.stats.finished.get("abort", 0) == 1)
 
 
 async def test_salts_go_along(serve: Serve) -> None:

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "attention_tasks.h"
+#include "drivers.h"
 #include "late_pool.h"
 
 using namespace tierax;
@@ -167,13 +168,6 @@ bool check(const Kernels& kernels, const Case& c) {
 }  // namespace
 
 int main() {
-  std::mt19937 random(1);
-  const Kernels& best = kernels();
-#if defined(__aarch64__)
-  const Kernels& simple = best;
-#else
-  const Kernels& simple = plain::kernels;
-#endif
   const std::vector<Row> mixed{{40, 150}, {3, 3}, {1, 1}, {1, 128}, {1, 700}};
   struct {
     int64_t heads, kv_heads, head_dim, page_size, window;
@@ -182,11 +176,12 @@ int main() {
   } shapes[] = {{4, 2, 16, 16, 0, 0, mixed},  {3, 1, 64, 16, 0, 0, {{1, 1100}}}, {9, 3, 8, 1, 50, 0, mixed},
                 {8, 1, 13, 7, 0, 20, mixed},  {3, 3, 80, 256, 129, 5, mixed},    {2, 2, 16, 16, 1, 0, mixed},
                 {5, 1, 24, 3, 0, 0, {{130, 600}}}, {4, 2, 16, 16, 0, 0, {}}};
-  for (auto& s : shapes)
-    for (KvType type : {KvType::kF32, KvType::kBf16, KvType::kE4m3})
-      for (const Kernels* kernels : {&best, &simple}) {
+  return check_kernels([&](const Kernels& kernels, std::mt19937& random) {
+    for (auto& s : shapes)
+      for (KvType type : {KvType::kF32, KvType::kBf16, KvType::kE4m3}) {
         Case c(type, s.heads, s.kv_heads, s.head_dim, s.page_size, s.rows, s.window, s.soft_cap, random);
-        if (!check(*kernels, c)) return 1;
+        if (!check(kernels, c)) return false;
       }
-  std::printf("%s and %s agree with double\n", best.isa, simple.isa);
+    return true;
+  });
 }

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "drivers.h"
 #include "late_pool.h"
 #include "layers_tasks.h"
 
@@ -205,21 +206,13 @@ bool check(const Kernels& kernels, const Case& c) {
 }  // namespace
 
 int main() {
-  std::mt19937 random(1);
-  const Kernels& best = kernels();
-#if defined(__aarch64__)
-  const Kernels& simple = best;
-#else
-  const Kernels& simple = plain::kernels;
-#endif
   const Shape shapes[] = {{40, 4, 2, 16, 52, 23, false, false, 0},
                           {33, 3, 1, 10, 21, 19, true, true, 5},
                           {256, 4, 4, 64, 300, 9, true, false, 0}};
-  for (const Shape& shape : shapes)
-    for (KvType type : {KvType::kF32, KvType::kBf16, KvType::kE4m3}) {
-      const Case c(shape, type, random);
-      for (const Kernels* kernels : {&best, &simple})
-        if (!check(*kernels, c)) return 1;
-    }
-  std::printf("%s and %s agree with double\n", best.isa, simple.isa);
+  return check_kernels([&](const Kernels& kernels, std::mt19937& random) {
+    for (const Shape& shape : shapes)
+      for (KvType type : {KvType::kF32, KvType::kBf16, KvType::kE4m3})
+        if (!check(kernels, Case(shape, type, random))) return false;
+    return true;
+  });
 }

@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "drivers.h"
 #include "late_pool.h"
 #include "linear_tasks.h"
 
@@ -83,18 +84,12 @@ bool check(const Kernels& kernels, const Case& c) {
 }  // namespace
 
 int main() {
-  std::mt19937 random(1);
-  const Kernels& best = kernels();
-#if defined(__aarch64__)
-  const Kernels& simple = best;
-#else
-  const Kernels& simple = plain::kernels;
-#endif
   const int64_t shapes[][3] = {{1, 1, 1},   {1, 700, 65},  {2, 13, 7},   {3, 5, 64},   {4, 3, 129},  {5, 12, 31},
                                {7, 37, 40}, {8, 1500, 64}, {16, 50, 90}, {33, 80, 33}, {67, 90, 131}, {70, 20, 2100}};
-  for (auto& [m, n, k] : shapes)
-    for (WeightType type : {WeightType::kF32, WeightType::kBf16, WeightType::kInt8})
-      for (const Kernels* kernels : {&best, &simple})
-        if (!check(*kernels, Case(m, n, k, type, random))) return 1;
-  std::printf("%s and %s agree with double\n", best.isa, simple.isa);
+  return check_kernels([&](const Kernels& kernels, std::mt19937& random) {
+    for (auto& [m, n, k] : shapes)
+      for (WeightType type : {WeightType::kF32, WeightType::kBf16, WeightType::kInt8})
+        if (!check(kernels, Case(m, n, k, type, random))) return false;
+    return true;
+  });
 }

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from helpers.batch_client import create, finished, jsonl, line, lines_of, results, upload
+from helpers.batch_client import answered, create, finished, jsonl, line, lines_of, results, upload
 from helpers.fake_engine import FakeEngine, babble, say
 from helpers.live_server import CHAT, COMPLETIONS, Live, eventually
 from tierax.serving.batch import results as result_files
@@ -223,8 +223,8 @@ async def test_lists_come_in_pages(serve):
 
 async def test_a_cancelled_batch_keeps_what_it_has(serve):
     live = await serve(babble, step_seconds=0.002, batch_concurrency=4)
-    batch = await create(live, many(60, max_tokens=8))
-    await eventually(lambda: live.engine.stats.finished.get("length", 0) >= 5)
+    batch = await create(live, many(300, max_tokens=8))
+    await answered(live, batch["id"], 5)
     status, answer = await live.post(f"/v1/batches/{batch['id']}/cancel", {})
     assert (status, answer["status"]) == (200, "cancelling")
     ended = await finished(live, batch["id"])
@@ -233,7 +233,7 @@ async def test_a_cancelled_batch_keeps_what_it_has(serve):
     good, bad = await results(live, ended)
     assert len(good) >= 5
     assert bad
-    assert good.keys() | bad.keys() == {f"q{i}" for i in range(60)}
+    assert good.keys() | bad.keys() == {f"q{i}" for i in range(300)}
     assert {x["error"]["code"] for x in bad.values()} == {"batch_cancelled"}
     await eventually(lambda: not live.thread.running and not live.thread.waiting)
     assert (await live.post(f"/v1/batches/{batch['id']}/cancel", {}))[1]["status"] == "cancelled"
@@ -242,15 +242,15 @@ async def test_a_cancelled_batch_keeps_what_it_has(serve):
 async def test_what_the_window_leaves_open_expires(serve):
     late = [0.0]
     live = await serve(babble, step_seconds=0.002, batch_concurrency=4, now=lambda: time.time() + late[0])
-    batch = await create(live, many(60, max_tokens=8), completion_window="30m")
-    await eventually(lambda: live.engine.stats.finished.get("length", 0) >= 5)
+    batch = await create(live, many(300, max_tokens=8), completion_window="30m")
+    await answered(live, batch["id"], 5)
     late[0] = 1800.0
     ended = await finished(live, batch["id"])
     assert ended["status"] == "expired"
     assert ended["expired_at"] >= ended["expires_at"]
     good, bad = await results(live, ended)
     assert len(good) >= 5
-    assert good.keys() | bad.keys() == {f"q{i}" for i in range(60)}
+    assert good.keys() | bad.keys() == {f"q{i}" for i in range(300)}
     assert {x["error"]["code"] for x in bad.values()} == {"batch_expired"}
 
 
@@ -271,7 +271,7 @@ async def test_tenants_see_only_their_own(serve, tmp_path):
             await asyncio.sleep(0.02)
         return found
 
-    output = (await asyncio.wait_for(ended(), 5))["output_file_id"]
+    output = (await asyncio.wait_for(ended(), 60))["output_file_id"]
     assert {request.namespace for request in live.engine.made} == {salted("tenant-a", None)}
     for other in (b, op):
         assert (await live.get(path, **other))[0] == 404

@@ -21,7 +21,7 @@ PROMPT = "abcdefghijklmnopqrstuvwxyz012345"
 
 async def settled(live: Live) -> None:
     """Until nothing moves between the tiers any more."""
-    await eventually(lambda: live.thread.engine.loop.idle, 5)
+    await eventually(lambda: live.thread.engine.loop.idle)
 
 
 async def cached(live: Live, prompt: str = PROMPT, **fields: Any) -> dict[str, int]:
@@ -330,7 +330,7 @@ async def test_no_route_waits_for_a_dead_engine(serve):
     live = await serve(engine=TieredEngine())
     live.thread.engine.loop.step = None
     broken = asyncio.create_task(live.post("/v1/completions", {"prompt": "x"}))
-    await eventually(lambda: not live.thread.alive, 5)
+    await eventually(lambda: not live.thread.alive)
     status, answer = await asyncio.wait_for(live.get("/cache/stat"), 2)
     assert (status, answer["error"]["code"]) == (503, "engine_stopped")
     assert (await asyncio.wait_for(broken, 3))[0] == 503

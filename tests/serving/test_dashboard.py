@@ -25,7 +25,7 @@ def bearer(key: str) -> dict[str, str]:
 
 
 async def settled(live: Live) -> None:
-    await eventually(lambda: live.thread.engine.loop.idle, 5)
+    await eventually(lambda: live.thread.engine.loop.idle)
 
 
 # Who may see it.
@@ -290,7 +290,7 @@ async def test_data_lists_no_more_than_it_should(serve):
     assert len(requests["rows"]) == 200
     assert requests["hidden"] == 50
     stream.close()
-    await eventually(lambda: live.engine.stats.running == 0, 5)
+    await eventually(lambda: live.engine.stats.running == 0)
 
 
 async def test_an_open_page_does_not_fill_the_log(serve, caplog):

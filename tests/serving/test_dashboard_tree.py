@@ -23,7 +23,7 @@ PROMPT = "abcdefghijklmnopqrstuvwxyz012345"
 
 
 async def settled(live: Live) -> None:
-    await eventually(lambda: live.thread.engine.loop.idle, 5)
+    await eventually(lambda: live.thread.engine.loop.idle)
 
 
 async def test_the_tree_says_where_a_prefix_is(serve):

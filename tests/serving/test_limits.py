@@ -171,15 +171,15 @@ async def test_who_sends_no_whole_head_is_let_go(serve, sent):
     writer.write(sent)
 
     async def drip() -> None:
-        for _ in range(50):
+        while True:
             await asyncio.sleep(0.05)
             if sent:
                 writer.write(b"a")
 
     started = time.monotonic()
     dripping = asyncio.create_task(drip())
-    assert await asyncio.wait_for(reader.read(), 5) == b""
-    assert 0.2 < time.monotonic() - started < 3.0
+    assert await asyncio.wait_for(reader.read(), 60) == b"", "however long it goes on like that"
+    assert time.monotonic() - started > 0.2
     dripping.cancel()
     writer.close()
 

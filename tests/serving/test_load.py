@@ -44,7 +44,7 @@ async def test_a_wrong_answer_shows(serve) -> None:
     def forgetful(request: object, index: int) -> list[int]:
         nonlocal said
         said += 1
-        return [*(b"the answer" if said % 20 else b"a surprise"), EOS]
+        return [*(b"the answer" if said % 3 else b"a surprise"), EOS]
 
     live: Live = await serve(forgetful, max_running=32)
     report = await drive(live.url, Workload(clients=4, seconds=0.5, conversations=4))

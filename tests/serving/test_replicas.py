@@ -46,7 +46,7 @@ def engine_of(live: Live, replica: int) -> Any:
 
 async def settled(live: Live) -> None:
     """Until nothing moves between the tiers any more."""
-    await eventually(lambda: all(thread.engine.loop.idle for thread in live.thread.replicas), 5)
+    await eventually(lambda: all(thread.engine.loop.idle for thread in live.thread.replicas))
 
 
 async def cached(live: Live, prompt: str = PROMPT, **fields: Any) -> dict[str, int]:
@@ -107,7 +107,7 @@ async def test_a_fault_of_one_copy_is_nothing_to_the_other(serve):
             asyncio.create_task(live.post("/v1/completions", body | {"prompt": prompt}))
             for prompt in (PROMPT, PROMPT[::-1])
         ]
-        await eventually(lambda: waiting(live) == [True, True], 5)
+        await eventually(lambda: waiting(live) == [True, True])
         engine_of(live, 1).rig.device.submit_error = RuntimeError("lost")
     statuses = sorted([(await answer)[0] for answer in answers])
     assert statuses == [200, 500]
@@ -128,7 +128,7 @@ async def test_an_abort_ends_the_call_that_it_names(serve):
             )
             for name, text in (("first", PROMPT), ("second", PROMPT[::-1]))
         ]
-        await eventually(lambda: waiting(live) == [True, True], 5)
+        await eventually(lambda: waiting(live) == [True, True])
         assert (await live.post("/abort_request", {"rid": "second"}))[0] == 200
     reasons = [(await answer)[1]["meta_info"]["finish_reason"]["type"] for answer in answers]
     assert reasons == ["length", "abort"]

@@ -70,12 +70,12 @@ async def test_prompts_are_computed_before_the_server_is_ready(tmp_path):
     thread = FakeEngineThread(engine)
     thread.hold()
     running = Running(thread, warmup=read_warmup_file(path))
-    await eventually(lambda: len(engine.made) == 4, 3)
+    await eventually(lambda: len(engine.made) == 4)
     assert await running.status() == 503
     assert await running.status("/health") == 200
     assert await running.status(COMPLETIONS, {"prompt": "x"}) == 503
     thread.resume()
-    await eventually(running.said("curl"), 3)
+    await eventually(running.said("curl"))
     assert await running.status() == 200
     assert all(request.params.max_tokens == 1 for request in engine.made)
     assert [bytes(request.tokens[:6].tolist()) for request in engine.made if request.namespace] == [b"salted"]
@@ -97,7 +97,7 @@ async def test_bad_lines_are_told_of_and_do_not_stop_the_start(tmp_path):
     )
     engine = FakeEngine(say("x"))
     running = Running(FakeEngineThread(engine), warmup=read_warmup_file(path))
-    await eventually(running.said("curl"), 3)
+    await eventually(running.said("curl"))
     told = [line for line in running.lines if line.startswith("Warm-up file, line ")]
     assert sorted(line.split()[3] for line in told) == ["1:", "4:", "5:", "6:", "7:", "8:"]
     assert "exclude each other" in next(line for line in told if "line 4" in line)
@@ -111,7 +111,7 @@ async def test_a_signal_ends_the_warming(tmp_path):
     engine = FakeEngine(lambda request, index: [65, 66, EOS])
     thread = FakeEngineThread(engine, step_seconds=0.2)
     running = Running(thread, warmup=read_warmup_file(path))
-    await eventually(lambda: len(engine.made) > 1, 3)
+    await eventually(lambda: len(engine.made) > 1)
     assert await running.stop() == 0
     assert not running.said("curl")()
     assert len(engine.made) < 80
@@ -121,7 +121,7 @@ async def test_an_engine_that_dies_while_warming(tmp_path):
     path = write(tmp_path / "prompts.jsonl", *PROMPTS * 3)
     thread = FakeEngineThread(FakeEngine(), step_seconds=0.1, max_running=1)
     running = Running(thread, warmup=read_warmup_file(path))
-    await eventually(lambda: thread.engine.stats.running > 0, 3)
+    await eventually(lambda: thread.engine.stats.running > 0)
     await asyncio.to_thread(thread.kill)
     assert await asyncio.wait_for(running.task, 5) == 1
     assert not running.said("curl")()
@@ -152,7 +152,7 @@ async def test_writes_get_their_time_unless_a_second_signal_comes(signals):
 
     thread.close = slow_close
     running = Running(thread, disk_drain_timeout=0.3 if signals == 1 else 50)
-    await eventually(running.said("curl"), 3)
+    await eventually(running.said("curl"))
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(closed.wait(), 3)
     if signals == 2:

@@ -128,7 +128,7 @@ def _ls(store: PageStore, args: argparse.Namespace) -> int:
     rows = [
         {
             "namespace": namespace.hex(),
-            "description": store.description(namespace),
+            "description": store.papers.description(namespace),
             "pages": stats.pages,
             "bytes": stats.bytes,
             "deepest": stats.deepest,
@@ -200,7 +200,7 @@ def _prune(store: PageStore, args: argparse.Namespace) -> int:
 
 def _clear(store: PageStore, args: argparse.Namespace) -> int:
     index, orphans = _index(store)
-    described = store.described()
+    described = store.papers.described()
     if args.namespace is None:
         chosen = {None}
     else:
@@ -216,9 +216,9 @@ def _clear(store: PageStore, args: argparse.Namespace) -> int:
     code = _report_deletion(store, args, doomed, index.bytes)
     for name in described | {key.namespace for key in doomed}:
         if namespace in (None, name):
-            store.forget(name)
+            store.papers.forget(name)
     if namespace is None:
-        store.forget_index()
+        store.papers.forget_index()
         _board(store).clear()
     return code
 
@@ -242,7 +242,7 @@ def _index(
     from ..cache.disk.upkeep import list_with_sizes
 
     index = DiskIndex(capacity)
-    index.restore(store.load_index())
+    index.restore(store.papers.load_index())
     index.lock(needed)
     return index, index.add_listed(list_with_sizes(store), spare_orphans=bool(needed))
 

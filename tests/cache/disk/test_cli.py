@@ -25,7 +25,7 @@ SIZE = LAYOUT.record_bytes
 def cache(tmp_path: Path) -> PageStore:
     store = PageStore(tmp_path / "cache")
     fill(store, [*MINE, *THEIRS])
-    store.describe(NAMESPACE, {"model": "tiny", "kv_dtype": "float32"})
+    store.papers.describe(NAMESPACE, {"model": "tiny", "kv_dtype": "float32"})
     assert store.local is not None
     (store.local / "v1" / NAMESPACE.hex() / "notes.txt").write_text("not ours")
     return store
@@ -105,7 +105,7 @@ def test_prune_deletes_what_was_used_longest_ago_tails_first(
     index.add_listed(cache.list())
     index.touch(MINE, Use(1, 0.0))
     index.touch(THEIRS, Use(2, 0.0))
-    cache.save_index(index.snapshot())
+    cache.papers.save_index(index.snapshot())
     report = _json(capsys, "prune", str(cache.local), "--size", str(5 * SIZE))
     assert report == {"deleted": 4, "failed": 0, "bytes_left": 5 * SIZE}
     assert _left(cache) == {*MINE[:2], *THEIRS}
@@ -147,7 +147,7 @@ def test_clear_takes_one_namespace_or_all_but_only_our_files(
     assert report == {"deleted": 3, "failed": 0, "bytes_left": 6 * SIZE}
     assert _left(cache) == set(MINE)
     assert not (cache.local / "v1" / OTHER_NAMESPACE.hex()).exists()
-    cache.save_index(b"x")
+    cache.papers.save_index(b"x")
     assert main(["cache", "clear", str(cache.local)]) == 0
     assert "6 pages deleted, 0 bytes left" in capsys.readouterr().out
     files = [path.relative_to(cache.local) for path in cache.local.rglob("*") if path.is_file()]

@@ -215,7 +215,7 @@ def test_a_dead_collector_is_replaced_and_a_dead_reader_is_not_waited_for(place:
     assert one.fleet.collects
     assert one.fleet.stats.replicas == 1
     assert place.bytes <= FULL * 12 * SIZE
-    names = [name for name in place.store.kv.list().result() if name.startswith(FLEET.encode())]
+    names = [name for name in place.store.papers.kv.list().result() if name.startswith(FLEET.encode())]
     assert len(names) == 2, "the notes of the dead stay"
     # They were only asleep: they come back, and there is one collector still.
     turns(place, replicas, 3)
@@ -357,7 +357,7 @@ def test_notes_are_whole_or_nothing() -> None:
 
 def test_a_spoilt_claim_blocks_nobody(place: Place) -> None:
     first = Replica(place, 1, capacity=100 * SIZE)
-    place.store.kv.write(CLAIM_NAME, b"garbage").result()
+    place.store.papers.kv.write(CLAIM_NAME, b"garbage").result()
     turns(place, [first], 2)
     assert first.fleet.collects
 
@@ -369,6 +369,6 @@ def test_a_store_that_does_not_answer_is_a_store_error(place: Place, monkeypatch
         def read(self, *_: object, **__: object) -> Callable[[], News]:
             raise ValueError("UNAVAILABLE: no network")
 
-    monkeypatch.setattr(type(place.store), "kv", Broken())
+    monkeypatch.setattr(first.board, "_kv", Broken())
     with pytest.raises(StoreError, match="no network"):
         first.board.read()

@@ -27,7 +27,7 @@ def bucket() -> Iterator[ObjectStore]:
 def test_pages_go_to_a_bucket_and_come_back_to_another_replica(bucket: ObjectStore) -> None:
     writer = PageStore(bucket.spec())
     fill(writer, KEYS)
-    writer.describe(KEYS[0].namespace, {"model": "tiny"})
+    writer.papers.describe(KEYS[0].namespace, {"model": "tiny"})
     assert set(bucket.objects) >= {"cache/" + page_name(key) for key in KEYS}
     reader = PageStore(bucket.spec(), read_only=True)
     index = DiskIndex(None)
@@ -37,7 +37,7 @@ def test_pages_go_to_a_bucket_and_come_back_to_another_replica(bucket: ObjectSto
     for key, (outcome, record) in zip(KEYS, answers((reader.read, key) for key in KEYS), strict=True):
         assert outcome is Outcome.OK
         assert bytes(unpack(record, key, LAYOUT)) == payload(key)
-    assert reader.description(KEYS[0].namespace) == {"model": "tiny"}
+    assert reader.papers.description(KEYS[0].namespace) == {"model": "tiny"}
 
 
 def test_deleted_and_damaged_objects_are_noticed(bucket: ObjectStore) -> None:

@@ -145,7 +145,7 @@ def test_any_processes_read_what_any_others_wrote(tmp_path: Path, seed: int) -> 
     assert [reason for _, _, reason in check_pages(store, KEYS)] == [None] * 4
     for key in KEYS:
         assert answer(store.delete, key) is Outcome.OK
-    assert not store.kv.list().result(timeout=10)
+    assert not store.papers.kv.list().result(timeout=10)
 
 
 def test_every_head_is_written_once_by_processes_that_hold_some_in_common() -> None:

@@ -32,17 +32,6 @@ from tierax.cache.page_keys import PageKey
 KEYS = sequence(5)
 
 
-@pytest.fixture(params=["directory", "file://", "memory://", "json"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> PageStore:
-    url = {
-        "directory": str(tmp_path / "a cache"),
-        "file://": f"file://{tmp_path}/a%20cache/",
-        "memory://": "memory://some/prefix",
-        "json": '{"driver": "memory", "path": "prefix"}',
-    }[request.param]
-    return PageStore(url)
-
-
 def test_records_come_back_and_are_listed(store: PageStore) -> None:
     fill(store, KEYS)
     for key in KEYS:
@@ -95,26 +84,6 @@ def test_hundreds_in_flight_from_several_threads(store: PageStore) -> None:
     assert [bytes(unpack(found, key, LAYOUT)) for key, (_, found) in zip(keys, results, strict=True)] == [
         payload(key) for key in keys
     ]
-
-
-def test_namespaces_are_described_once_for_people(store: PageStore) -> None:
-    assert store.description(NAMESPACE) == {}
-    store.describe(NAMESPACE, {"model": "tiny", "page_size": 16, "weights": b"\x01\xff"})
-    store.describe(NAMESPACE, {"model": "another"})
-    assert store.description(NAMESPACE) == {"model": "tiny", "page_size": 16, "weights": "01ff"}
-    assert store.described() == {NAMESPACE}
-    assert list(store.list()) == [], "a description is no page"
-    store.forget(NAMESPACE)
-    assert store.described() == set()
-
-
-def test_index_snapshot_is_kept(store: PageStore) -> None:
-    assert store.load_index() == b""
-    assert store.save_index(b"snapshot")
-    assert store.load_index() == b"snapshot"
-    assert list(store.list()) == []
-    store.forget_index()
-    assert store.load_index() == b""
 
 
 def test_records_are_read_straight_into_memory(store: PageStore) -> None:
@@ -230,7 +199,7 @@ def test_foreign_files_are_neither_listed_nor_touched(tmp_path: Path) -> None:
     again = PageStore(tmp_path)
     assert [found.key for found in again.list()] == KEYS[:1]
     answer(again.delete, KEYS[0])
-    again.forget(NAMESPACE)
+    again.papers.forget(NAMESPACE)
     assert all(path.read_bytes() == b"mine" for path in foreign)
 
 
@@ -298,8 +267,8 @@ def test_read_only_store_reads_and_changes_nothing(tmp_path: Path) -> None:
     assert answer(store.read, KEYS[1])[0] is Outcome.OK
     assert answer(store.write, KEYS[2], record(KEYS[2])) is Outcome.DENIED
     assert answer(store.delete, KEYS[0]) is Outcome.DENIED
-    assert not store.save_index(b"x")
-    store.describe(NAMESPACE, {"model": "x"})
+    assert not store.papers.save_index(b"x")
+    store.papers.describe(NAMESPACE, {"model": "x"})
     assert _tree(tmp_path) == before
 
 
