@@ -75,7 +75,9 @@ async def play(
     slots = asyncio.Semaphore(running)
     started = clock()
     bar = tqdm(total=sum(len(t.said) for t in talks), desc="turns", unit="turn", disable=not progress)
-    connector, timeout = TCPConnector(limit=0), ClientTimeout(total=None, sock_connect=10)
+    # A connection for each request: some servers end theirs after a stream without a word, as the next one is written.
+    connector = TCPConnector(limit=0, force_close=True)
+    timeout = ClientTimeout(total=None, sock_connect=10)
     async with ClientSession(headers=server.headers, connector=connector, timeout=timeout) as session:
 
         async def converse(talk: Talk) -> None:

@@ -66,9 +66,10 @@ WORKLOADS = {
     "rag": Workload(32, 8, 2, 8, 2048, 24, 24, 48),
     "sharegpt-shaped": Workload(32, 8, 3.7, 8, 1536, 1230, 200, 350, think=5.0, spread=0.8),
     "random": Workload(64, 8, 1, 0, 0, 512, 0, 64),
+    "tiny": Workload(1000, 8, 1, 0, 0, 6, 0, 1),
 }
 """Many talk at once; more talk than run; agents with long system prompts of a few kinds; questions about a few documents;
-lengths and turns drawn as in public chat logs; nothing ever repeats."""
+lengths and turns drawn as in public chat logs; nothing ever repeats; a few words and one token, for what HTTP costs."""
 
 
 @dataclass

@@ -194,6 +194,9 @@ class Generation:
     def deliver(self, delta: Delta) -> None:
         """Takes over what the engine reports of one request."""
         request = delta.request
+        if delta.finish_reason is not None:
+            # It says no more, and no longer holds who held it: both can go at once, not when the collector comes by.
+            request.on_delta = None
         if request.id not in self._unfinished:
             return
         self._observe(delta)

@@ -121,20 +121,25 @@ async def error_middleware(request: web.Request, handler: Handler) -> web.Stream
         # No error of ours, to be logged as one; nobody gets to read this.
         return web.Response(status=CLIENT_LEFT)
     except Exception as error:
-        answer = as_api_error(error)
-        headers: dict[str, str] = {}
-        if isinstance(error, web.HTTPMethodNotAllowed):
-            headers["Allow"] = ",".join(sorted(error.allowed_methods))
-            answer.message = f"{request.method} is not allowed on {request.path}."
-        elif isinstance(error, web.HTTPNotFound):
-            answer.message = f"There is nothing at {request.path}."
-        if answer.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        if answer.status in (429, 503):
-            headers["Retry-After"] = "1"
-        anthropic = request.path == _ANTHROPIC_PATH or request.path.startswith(f"{_ANTHROPIC_PATH}/")
-        payload = anthropic_payload(answer) if anthropic else answer.payload()
-        return json_response(payload, answer.status, headers)
+        return _answer(request, error)
+
+
+def _answer(request: web.Request, error: Exception) -> web.Response:
+    # A function of its own: in the frame above, which the traceback has, the error would hold itself.
+    answer = as_api_error(error)
+    headers: dict[str, str] = {}
+    if isinstance(error, web.HTTPMethodNotAllowed):
+        headers["Allow"] = ",".join(sorted(error.allowed_methods))
+        answer.message = f"{request.method} is not allowed on {request.path}."
+    elif isinstance(error, web.HTTPNotFound):
+        answer.message = f"There is nothing at {request.path}."
+    if answer.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if answer.status in (429, 503):
+        headers["Retry-After"] = "1"
+    anthropic = request.path == _ANTHROPIC_PATH or request.path.startswith(f"{_ANTHROPIC_PATH}/")
+    payload = anthropic_payload(answer) if anthropic else answer.payload()
+    return json_response(payload, answer.status, headers)
 
 
 def _code(reason: str) -> str:
