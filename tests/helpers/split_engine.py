@@ -186,8 +186,8 @@ def _be_late() -> None:
     """Each program that copies pages takes this process two seconds more."""
     warm_up = DevicePool.warm_up
 
-    def slow(pool: DevicePool) -> Iterator[None]:
-        for _ in warm_up(pool):
+    def slow(self: DevicePool) -> Iterator[None]:
+        for _ in warm_up(self):
             time.sleep(2)
             yield
 
