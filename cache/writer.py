@@ -109,7 +109,8 @@ class Writer:
         for node in list(tiers.unsaved):
             # Making room for one may have taken another out.
             if node in tiers.unsaved:
-                if not tiers.save(node):
+                # A path that is longer than the host is never there as a whole: nobody waits for that.
+                if not tiers.save(node) and node.end <= self._cache.host.num_pages:
                     break
                 tiers.unsaved.pop(node, None)
         self.save_evicted()

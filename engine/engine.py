@@ -153,9 +153,18 @@ class Engine:
         *,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Compiles all that serving can need, unless the config says to skip it; `stopped` can end it early."""
-        if self.config.skip_warmup:
-            return
+        """Compiles all that serving can need, unless the config says to skip it; `stopped` can end it early.
+
+        With several processes it returns when all of them are as far: a request that comes then finds nobody busy.
+        """
+        if not self.config.skip_warmup:
+            self._make_programs(progress, stopped)
+        if self._leader is not None and not stopped():
+            self._leader.meet()
+
+    def _make_programs(
+        self, progress: Callable[[Iterable[None]], Iterable[None]], stopped: Callable[[], bool]
+    ) -> None:
         started = self.clock()
         self.stats.step_programs = self.num_programs
         for _ in progress(self._programs()):

@@ -117,6 +117,8 @@ class _Follower:
                     pass
             case "disk":
                 self._open_disk(*arguments)
+            case "meet":
+                self._leader.send("met")
             case _ if name in COPIES:
                 assert self._copies is not None, "copies without a host pool"
                 getattr(self._copies, name)(*arguments)

@@ -79,6 +79,7 @@ class Leader:
         """Waits for the others, and tells them the first command. Raises `ConfigError` when they do not come."""
         self._followers: list[Connection] = []
         self._listeners: list[threading.Thread] = []
+        self._met = threading.Semaphore(0)
         # A script that does not close its engine must not leave the others waiting.
         atexit.register(self.close)
         host, port = config.channel_address
@@ -135,12 +136,16 @@ class Leader:
                 raise ConfigError(f"{problem} ({follower.peer})")
 
     def listen(self, hear: Callable[..., None]) -> None:
-        """From now on whatever the others say is handed to `hear`, in a thread for each of them."""
+        """From now on whatever the others say, but for what `meet` waits for, is handed to `hear`, in a thread for each of them."""
 
         def run(follower: Connection) -> None:
             with contextlib.suppress(ChannelError):
                 while True:
-                    hear(*follower.receive())
+                    message = follower.receive()
+                    if message == ["met"]:
+                        self._met.release()
+                    else:
+                        hear(*message)
 
         for follower in self._followers:
             thread = threading.Thread(
@@ -148,6 +153,15 @@ class Leader:
             )
             self._listeners.append(thread)
             thread.start()
+
+    def meet(self) -> None:
+        """Waits until the others have carried out all commands so far."""
+        if not self._listeners:
+            self.listen(lambda *message: None)
+        self.announce("meet")
+        # No timeout: who is lost ends this process.
+        for _ in self._followers:
+            self._met.acquire()
 
     def close(self) -> None:
         """Lets the followers end. A second time it does nothing."""

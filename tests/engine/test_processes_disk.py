@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from helpers.split_engine import Place, answers
+from helpers.split_engine import PAGE, PROMPTS, Place, answers
 from helpers.split_team import Team
 from tierax.cache.disk.store import PageStore
 from tierax.cache.disk.upkeep import check_pages
@@ -82,6 +82,14 @@ def test_two_processes_write_and_they_and_one_read(tmp_path: Path) -> None:
     # Whatever hangs below them has gone as well, and was written again.
     assert hurt["written"] >= 2
     assert all_good(tmp_path) == cold["written"]
+
+
+def test_the_first_request_after_a_start_is_not_met_by_a_process_that_is_still_busy(tmp_path: Path) -> None:
+    cold = together(tmp_path)
+    with Team(tmp_path, "disk-late") as team:
+        found = team.answers()
+    same(found, cold)
+    assert found["by_tier"][0]["disk"] == len(PROMPTS[0]) // PAGE * PAGE
 
 
 def test_one_process_writes_and_any_number_reads(tmp_path: Path) -> None:

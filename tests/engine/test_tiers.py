@@ -165,6 +165,17 @@ def test_a_full_host_defers_reads() -> None:
     assert [request.cached_tokens for request in requests] == [36, 36, 36]
 
 
+def test_a_prompt_longer_than_the_host_keeps_no_other_from_the_disk() -> None:
+    rig = TieredRig(pages=64, host_pages=8)
+    serve(rig, prompt(1, 40))
+    assert len(rig.store.pages) == 8, "as much of it as goes in"
+    serve(rig, prompt(2, 20))
+    assert len(rig.store.pages) == 13
+    after = TieredRig(pages=64, host_pages=8, store=rig.store)
+    assert serve(after, prompt(2, 20)).cached_tokens == 16
+    assert serve(after, prompt(1, 40)).cached_tokens == 32
+
+
 def test_slow_disk_is_not_asked_when_computing_is_faster() -> None:
     rig = TieredRig(pages=64)
     for name in (1, 2, 3):

@@ -9,11 +9,14 @@ import json
 import random
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from helpers.tiny_text_model import write_tiny_text_model
 from tierax import LLM, SamplingParams
+from tierax.cache.device_pool import DevicePool
 from tierax.engine.config import EngineConfig
 from tierax.engine.follower import follow
 from tierax.models.config import ModelConfig
@@ -60,6 +63,7 @@ class Place:
         pool_pages: int = POOL_PAGES,
         host_pages: int = HOST_PAGES,
         disk: bool = True,
+        prefetch: str = "wait_complete",
         **options: Any,
     ) -> EngineConfig:
         size = self._page_bytes(devices)
@@ -74,7 +78,7 @@ class Place:
             device_cache_size=(pool_pages + 1) * size,
             host_cache_size=host_pages * _page_bytes(self._config, self._config.num_kv_heads, self._kv),
             host_disk_cache_dir=str(self.disk) if disk else None,
-            prefetch_policy="wait_complete",
+            prefetch_policy=prefetch,
             compile_cache_dir=str(self._directory / "compiled"),
             skip_warmup=True,
             **options,
@@ -147,13 +151,18 @@ def take_part(directory: Path, devices: int, process: int, processes: int, port:
     """One of several processes that run a model in `directory` together; process 0 prints its answers.
 
     mode: `once`; `forever`: and goes on until it is killed; with a disk cache `disk` (once), `disk-forever` (prompts that are
-    new each time), and `elsewhere`, where the others than process 0 have another directory.
+    new each time), `elsewhere`, where the others than process 0 have another directory, and `disk-late`, where these are
+    late with their programs, by more than a request waits for the disk.
     """
     place, disk = Place(directory, "llama-bias", "f32"), mode not in ("once", "forever")
     if mode == "elsewhere" and process:
         place.disk = directory / "elsewhere"
+    late = mode == "disk-late"
+    if late and process:
+        _be_late()
     config = place.config(
         devices,
+        prefetch="timeout=2000ms" if late else "wait_complete",
         host_pages=HOST_PAGES if disk else 10 * HOST_PAGES,
         disk=disk,
         coordinator_address=f"127.0.0.1:{port}",
@@ -171,6 +180,18 @@ def take_part(directory: Path, devices: int, process: int, processes: int, port:
         while mode == "disk-forever":
             llm.generate([[more.randrange(256) for _ in range(60)]], GREEDY, use_tqdm=False)
     return 0
+
+
+def _be_late() -> None:
+    """Each program that copies pages takes this process two seconds more."""
+    warm_up = DevicePool.warm_up
+
+    def slow(self: DevicePool) -> Iterator[None]:
+        for _ in warm_up(self):
+            time.sleep(2)
+            yield
+
+    DevicePool.warm_up = slow
 
 
 if __name__ == "__main__":
