@@ -19,8 +19,8 @@ from .slru import SLRU
 
 EXPERTS: tuple[Callable[[], EvictionPolicy], ...] = (LRU, LFU, SLRU, S3FIFO)
 """The first is at home: the others must prove to be better."""
-MOST_FOLLOWED = 16_384
-"""Pages that a ghost cache holds at most: some tens of MB for all. In larger tiers only one item in 2, 4, 8 … is followed."""
+MOST_FOLLOWED = 1024
+"""Items that a ghost cache holds at most: where it would hold more, only one item in 2, 4, 8 … is followed."""
 LOOKS = 512
 """Followed uses between two decisions."""
 FADE = 0.9
@@ -86,6 +86,9 @@ class _GhostCache:
         self._items: dict[Hashable, _Ghost] = {}
         self._pages = 0
 
+    def __len__(self) -> int:
+        return len(self._items)
+
     def use(self, item: Evictable, use: Use, capacity: float) -> int:
         """Pages that it hits."""
         ghost, hit = self._items.get(item.identity), 0
@@ -105,6 +108,13 @@ class _GhostCache:
             self._pages -= gone.size
             del self._items[gone.identity]
         return hit
+
+    def thin(self, one_in: int) -> None:
+        """Forgets what is followed no longer."""
+        for ghost in [ghost for name, ghost in self._items.items() if not _followed(name, one_in)]:
+            self._queue.discard(ghost)
+            self._pages -= ghost.size
+            del self._items[ghost.identity]
 
 
 class Adaptive(EvictionPolicy):
@@ -126,11 +136,11 @@ class Adaptive(EvictionPolicy):
         """Of the differences that `_leads` sums, fading alike."""
         self._looks = 0
         self._one_in = 1
-        """Followed; a power of two, so that what is followed after it has grown was so before."""
+        """Of how many items one is followed: a power of two, so that what is still followed when it doubles was so before."""
         self._moving: int | None = None
         """The lane of a former expert that is being emptied."""
-        self._pages = 0
-        """Evictable, when room was needed last; until then nothing is judged."""
+        self._full = False
+        """Room was needed; until then nothing is judged."""
 
     def touch(self, item: Evictable, use: Use) -> None:
         ranks = (None,) * len(self._experts) if item.rank is None else item.rank.ranks
@@ -138,7 +148,7 @@ class Adaptive(EvictionPolicy):
         for expert, view in zip(self._experts, views, strict=True):
             expert.touch(view, use)
         item.rank = _Rank(self._chosen, tuple(view.rank for view in views))
-        if self._pages and zlib.crc32(repr(item.identity).encode()) % self._one_in == 0:
+        if self._full and _followed(item.identity, self._one_in):
             self._judge(item, use)
 
     def priority(self, item: Evictable) -> Any:
@@ -149,9 +159,7 @@ class Adaptive(EvictionPolicy):
         return self._first_lane[expert] + self._experts[expert].lane(_view(item))
 
     def choose(self, firsts: Sequence[Evictable | None], pages: Sequence[int], use: Use) -> int:
-        self._pages = sum(pages)
-        while self._pages > MOST_FOLLOWED * self._one_in:
-            self._one_in *= 2
+        self._full = True
         expert, start = self._experts[self._chosen], self._first_lane[self._chosen]
         own = range(start, start + expert.lanes)
         self._moving = next((lane for lane, item in enumerate(firsts) if item and lane not in own), None)
@@ -179,10 +187,14 @@ class Adaptive(EvictionPolicy):
                 expert.evicted(_View(item, rank))
 
     def _judge(self, item: Evictable, use: Use) -> None:
-        hits = [ghost.use(item, use, self._pages / self._one_in) for ghost in self._ghosts]
+        hits = [ghost.use(item, use, self.capacity / self._one_in) for ghost in self._ghosts]
         for at, hit in enumerate(hits):
             self._leads[at] += hit - hits[0]
             self._squares[at] += (hit - hits[0]) ** 2
+        if max(map(len, self._ghosts)) > MOST_FOLLOWED:
+            self._one_in *= 2
+            for ghost in self._ghosts:
+                ghost.thin(self._one_in)
         self._looks += 1
         if self._looks % LOOKS == 0:
             self._decide()
@@ -196,6 +208,10 @@ class Adaptive(EvictionPolicy):
             self._chosen = best
         self._leads = [FADE * lead for lead in self._leads]
         self._squares = [FADE * squares for squares in self._squares]
+
+
+def _followed(name: Hashable, one_in: int) -> bool:
+    return one_in == 1 or zlib.crc32(repr(name).encode()) % one_in == 0
 
 
 def _view(item: Any) -> _View:

@@ -81,6 +81,9 @@ def test_in_a_large_tier_ghost_caches_hold_a_sample(monkeypatch: pytest.MonkeyPa
     policy = Adaptive()
     cache = FlatCache(policy, CAPACITY)
     cache.run(scanned(random.Random(1)))
-    assert policy._one_in == 4
-    assert all(0 < len(ghost._items) <= 16 for ghost in policy._ghosts)
+    assert policy._one_in >= 4
+    for ghost in policy._ghosts:
+        assert 0 < len(ghost) <= 17
+        ghost._queue.check(ghost._items.values())
+        assert all(adaptive._followed(name, policy._one_in) for name in ghost._items)
     assert {type(item) for item in cache.items.values()} == {Item}
