@@ -23,6 +23,7 @@ class Tier:
         self.num_pages = num_pages
         self.pool = PagePool(num_pages)
         self.policy = policy
+        policy.capacity = num_pages
         self.queue = EvictionQueue(policy)
         self.evictable = 0
         """Pages that no lock protects."""

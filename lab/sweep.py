@@ -58,6 +58,8 @@ class Sweep:
     session_rate: float = 0.05
     max_sessions: int | None = None
     seed: int = 0
+    optimum: bool = True
+    """Whether Belady's choice is computed too: a long trace of long prompts takes many GB for it."""
     simulate: Simulated | None = None
 
 
@@ -92,7 +94,8 @@ def runs(sweep: Sweep) -> list[Run]:
     """All cells, in the order of the report."""
     if sweep.simulate is None:
         cells = [Run(INFINITE, None)]
-        cells += [Run(p, c) for c, p in product(sweep.capacity_blocks, (*sweep.policies, BELADY))]
+        policies = (*sweep.policies, BELADY) if sweep.optimum else sweep.policies
+        cells += [Run(policy, capacity) for capacity, policy in product(sweep.capacity_blocks, policies)]
         return cells
     table = sweep.simulate
     axes = product(sweep.capacity_blocks, table.write_policies, table.prefetch_policies, sweep.policies)
@@ -118,16 +121,32 @@ def run_sweep(sweep: Sweep, processes: int) -> Iterator[tuple[int, dict[str, Any
             pool.shutdown(cancel_futures=True)
 
 
-def with_gaps(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The rows, each with the share of the way from LRU to Belady that its policy goes; None where there is no way."""
+def compared(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows, each beside LRU's in the same place: `hits_over_lru` (of all prompt tokens), `ttft_over_lru` (of LRU's mean),
+    and `gap_closed`, the share of the way from LRU to Belady; None where there is no way, absent where there is no LRU.
+    """
     rows = list(rows)
-    rate = {(row["policy"], row["capacity_blocks"]): row.get("token_hit_rate") for row in rows}
+    by_cell = {(row["policy"], *_place(row)): row for row in rows}
     for row in rows:
-        least, most = (rate.get((name, row["capacity_blocks"])) for name in ("lru", BELADY))
-        if least is not None and most is not None:
-            way = most - least
-            row["gap_closed"] = (row["token_hit_rate"] - least) / way if way > LEAST_WAY else None
+        lru, best = (by_cell.get((name, *_place(row))) for name in ("lru", BELADY))
+        if lru is None:
+            continue
+        row["hits_over_lru"] = _hit_rate(row) - _hit_rate(lru)
+        if lru.get("ttft_ms_mean"):
+            row["ttft_over_lru"] = row["ttft_ms_mean"] / lru["ttft_ms_mean"] - 1
+        if best is not None:
+            way = _hit_rate(best) - _hit_rate(lru)
+            row["gap_closed"] = row["hits_over_lru"] / way if way > LEAST_WAY else None
     return rows
+
+
+def _place(row: dict[str, Any]) -> tuple[Any, ...]:
+    """What but for the policy tells a row from others."""
+    return row["capacity_blocks"], row.get("write_policy"), row.get("prefetch_policy")
+
+
+def _hit_rate(row: dict[str, Any]) -> float:
+    return row["token_hit_rate"] if "token_hit_rate" in row else row["hit_rate"]
 
 
 def _in_process(sweep: Sweep, cell: Run) -> dict[str, Any]:
@@ -224,4 +243,4 @@ def _fits(value: Any, kind: str) -> bool:
         return "None" in kind
     if kind.startswith("float"):
         return type(value) in (int, float)
-    return type(value) is (int if kind.startswith("int") else str)
+    return type(value).__name__ == kind.partition(" ")[0]

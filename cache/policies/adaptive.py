@@ -1,4 +1,4 @@
-"""The policy that would have hit most of late, judged by ghost caches on a sample of the pages.
+"""LRU, or the policy that has surely hit more than it of late, judged by ghost caches.
 
 Sampling by a hash of the name keeps a small cache true to the large one (Waldspurger et al., "Efficient MRC construction
 with SHARDS", FAST 2015).
@@ -18,14 +18,15 @@ from .s3fifo import S3FIFO
 from .slru import SLRU
 
 EXPERTS: tuple[Callable[[], EvictionPolicy], ...] = (LRU, LFU, SLRU, S3FIFO)
-SAMPLED = 8
-"""One item in so many is followed by the ghost caches."""
-LOOKS = 64
+"""The first is at home: the others must prove to be better."""
+MOST_FOLLOWED = 1024
+"""Items that a ghost cache holds at most: where it would hold more, only one item in 2, 4, 8 … is followed."""
+LOOKS = 512
 """Followed uses between two decisions."""
 FADE = 0.9
 """What a hit still counts for at the next decision."""
-MARGIN = 1.15
-"""How much more another must have hit to take over."""
+SURE = 2.0
+"""Standard deviations by which another must lead to take over."""
 
 
 class _Rank(NamedTuple):
@@ -84,15 +85,17 @@ class _GhostCache:
         self._queue: EvictionQueue[_Ghost] = EvictionQueue(policy)
         self._items: dict[Hashable, _Ghost] = {}
         self._pages = 0
-        self.hits = 0.0
-        """Pages, fading."""
 
-    def use(self, item: Evictable, use: Use, capacity: float) -> None:
-        ghost = self._items.get(item.identity)
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def use(self, item: Evictable, use: Use, capacity: float) -> int:
+        """Pages that it hits."""
+        ghost, hit = self._items.get(item.identity), 0
         if ghost is None:
             ghost = self._items[item.identity] = _Ghost(item)
         else:
-            self.hits += min(ghost.size, item.size)
+            hit = min(ghost.size, item.size)
             self._queue.discard(ghost)
             self._pages -= ghost.size
             ghost.size = item.size
@@ -104,12 +107,21 @@ class _GhostCache:
             self._policy.evicted(gone)
             self._pages -= gone.size
             del self._items[gone.identity]
+        return hit
+
+    def thin(self, one_in: int) -> None:
+        """Forgets what is followed no longer."""
+        for ghost in [ghost for name, ghost in self._items.items() if not _followed(name, one_in)]:
+            self._queue.discard(ghost)
+            self._pages -= ghost.size
+            del self._items[ghost.identity]
 
 
 class Adaptive(EvictionPolicy):
-    """Follows whichever of LRU, LFU, SLRU and S3-FIFO has hit most lately in a ghost cache an eighth as large.
+    """LRU, until LFU, SLRU or S3-FIFO leads it in ghost caches by more than chance would have it; then that one, while it leads.
 
-    All of them rank every item. What waits in the order of one that has been left is queued anew, at the next evictions.
+    A lead is a sum of differences, use by use, so that its standard deviation is known from the same differences: what hit in
+    all ghost caches says nothing, and a few long runs say little. All of them rank every item. What waits in the order of one that has been left is queued anew, at the next evictions.
     """
 
     def __init__(self) -> None:
@@ -118,11 +130,17 @@ class Adaptive(EvictionPolicy):
         self.lanes = sum(expert.lanes for expert in self._experts)
         self._ghosts = [_GhostCache(make()) for make in EXPERTS]
         self._chosen = 0
+        self._leads = [0.0] * len(EXPERTS)
+        """Pages that each has hit more than LRU, fading."""
+        self._squares = [0.0] * len(EXPERTS)
+        """Of the differences that `_leads` sums, fading alike."""
         self._looks = 0
+        self._one_in = 1
+        """Of how many items one is followed: a power of two, so that what is still followed when it doubles was so before."""
         self._moving: int | None = None
         """The lane of a former expert that is being emptied."""
-        self._pages = 0
-        """Evictable, when room was needed last; until then nothing is judged."""
+        self._full = False
+        """Room was needed; until then nothing is judged."""
 
     def touch(self, item: Evictable, use: Use) -> None:
         ranks = (None,) * len(self._experts) if item.rank is None else item.rank.ranks
@@ -130,7 +148,7 @@ class Adaptive(EvictionPolicy):
         for expert, view in zip(self._experts, views, strict=True):
             expert.touch(view, use)
         item.rank = _Rank(self._chosen, tuple(view.rank for view in views))
-        if self._pages and zlib.crc32(repr(item.identity).encode()) % SAMPLED == 0:
+        if self._full and _followed(item.identity, self._one_in):
             self._judge(item, use)
 
     def priority(self, item: Evictable) -> Any:
@@ -141,7 +159,7 @@ class Adaptive(EvictionPolicy):
         return self._first_lane[expert] + self._experts[expert].lane(_view(item))
 
     def choose(self, firsts: Sequence[Evictable | None], pages: Sequence[int], use: Use) -> int:
-        self._pages = sum(pages)
+        self._full = True
         expert, start = self._experts[self._chosen], self._first_lane[self._chosen]
         own = range(start, start + expert.lanes)
         self._moving = next((lane for lane, item in enumerate(firsts) if item and lane not in own), None)
@@ -169,16 +187,31 @@ class Adaptive(EvictionPolicy):
                 expert.evicted(_View(item, rank))
 
     def _judge(self, item: Evictable, use: Use) -> None:
-        for ghost in self._ghosts:
-            ghost.use(item, use, self._pages / SAMPLED)
+        hits = [ghost.use(item, use, self.capacity / self._one_in) for ghost in self._ghosts]
+        for at, hit in enumerate(hits):
+            self._leads[at] += hit - hits[0]
+            self._squares[at] += (hit - hits[0]) ** 2
+        if max(map(len, self._ghosts)) > MOST_FOLLOWED:
+            self._one_in *= 2
+            for ghost in self._ghosts:
+                ghost.thin(self._one_in)
         self._looks += 1
         if self._looks % LOOKS == 0:
-            hits = [ghost.hits for ghost in self._ghosts]
-            best = max(range(len(hits)), key=hits.__getitem__)
-            if hits[best] > MARGIN * hits[self._chosen]:
-                self._chosen = best
-            for ghost in self._ghosts:
-                ghost.hits *= FADE
+            self._decide()
+
+    def _decide(self) -> None:
+        # Whoever is in charge has the benefit of the doubt: a change costs a look at all that waits.
+        worth = [lead - SURE * squares**0.5 for lead, squares in zip(self._leads, self._squares, strict=True)]
+        worth[self._chosen] = self._leads[self._chosen]
+        best = max(range(len(worth)), key=worth.__getitem__)
+        if worth[best] > worth[self._chosen]:
+            self._chosen = best
+        self._leads = [FADE * lead for lead in self._leads]
+        self._squares = [FADE * squares for squares in self._squares]
+
+
+def _followed(name: Hashable, one_in: int) -> bool:
+    return one_in == 1 or zlib.crc32(repr(name).encode()) % one_in == 0
 
 
 def _view(item: Any) -> _View:

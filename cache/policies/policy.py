@@ -61,6 +61,8 @@ class EvictionPolicy(ABC):
 
     lanes: int = 1
     """Into how many lanes the waiting items are sorted; `choose` picks the lane before `priority` picks the item."""
+    capacity: int = 0
+    """Pages that the tier has room for, those in use and those that others hang below among them; it says so before it needs room."""
 
     @classmethod
     def from_option(cls, option: str | None) -> Self:

@@ -38,6 +38,7 @@ class FlatCache:
 
     def __init__(self, policy: EvictionPolicy, capacity: int) -> None:
         self.policy, self.capacity = policy, capacity
+        policy.capacity = capacity
         self.queue: EvictionQueue[Item] = EvictionQueue(policy)
         self.items: dict[Hashable, Item] = {}
         self.tick = 0

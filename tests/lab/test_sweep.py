@@ -11,7 +11,7 @@ import pytest
 from tierax.cli.main import main
 from tierax.lab.errors import LabError
 from tierax.lab.plots import plot_all
-from tierax.lab.sweep import read_sweep, run_sweep, runs, with_gaps
+from tierax.lab.sweep import compared, read_sweep, run_sweep, runs
 
 MOONCAKE = Path(__file__).parent / "traces" / "mooncake_conversation_1000.jsonl.zst"
 OWN = """
@@ -40,7 +40,7 @@ def test_processes_change_no_figure(tmp_path: Path) -> None:
     )
     alone = dict(run_sweep(sweep, processes=1))
     assert dict(run_sweep(sweep, processes=2)) == alone
-    rows = with_gaps(alone[place] for place in range(len(runs(sweep))))
+    rows = compared(alone[place] for place in range(len(runs(sweep))))
     assert [row["policy"] for row in rows] == ["infinite", *["lru", "hazard", own, "belady"] * 2]
     for row in rows[1:]:
         assert row["token_hit_rate"] <= rows[0]["token_hit_rate"]

@@ -48,7 +48,7 @@ def measure(args: Any) -> list[dict[str, Any]]:
 
     from tqdm import tqdm
 
-    from ..lab.sweep import read_sweep, run_sweep, runs, with_gaps
+    from ..lab.sweep import compared, read_sweep, run_sweep, runs
 
     sweep = read_sweep(args.sweep)
     if args.trace is not None:
@@ -61,7 +61,7 @@ def measure(args: Any) -> list[dict[str, Any]]:
         for place, row in run_sweep(sweep, args.processes or os.cpu_count() or 1):
             rows[place] = row
             bar.update()
-    return with_gaps(rows[place] for place in range(total))
+    return compared(rows[place] for place in range(total))
 
 
 def _write_csv(rows: list[dict[str, Any]], path: str) -> None:
@@ -87,7 +87,9 @@ def _table(rows: list[dict[str, Any]]) -> str:
             "write",
             "prefetch",
             "hit rate",
+            "over LRU",
             "TTFT ms",
+            "over LRU",
             "p99",
             "req/s",
             "$/M tokens",
@@ -98,11 +100,12 @@ def _table(rows: list[dict[str, Any]]) -> str:
             row["policy"],
             "" if row["capacity_blocks"] is None else f"{row['capacity_blocks']:,}",
             f"{row['token_hit_rate']:.2%}",
+            _points(row),
             "" if row.get("gap_closed") is None else f"{row['gap_closed']:.0%}",
         ]
         for row in rows
     ]
-    return table(["policy", "blocks", "token hit rate", "of the gap LRU - Belady"], cells)
+    return table(["policy", "blocks", "token hit rate", "over LRU", "of the gap LRU - Belady"], cells)
 
 
 def _simulated(row: dict[str, Any]) -> list[str]:
@@ -112,8 +115,14 @@ def _simulated(row: dict[str, Any]) -> list[str]:
         row["write_policy"],
         row["prefetch_policy"],
         f"{row['hit_rate']:.2%}",
+        _points(row),
         f"{row['ttft_ms_mean']:,.0f}",
+        "" if row.get("ttft_over_lru") is None else f"{row['ttft_over_lru']:+.1%}",
         f"{row['ttft_ms_p99']:,.0f}",
         f"{row['req_s']:.2f}",
         f"{row['usd_per_mtok']:.4f}",
     ]
+
+
+def _points(row: dict[str, Any]) -> str:
+    return "" if row.get("hits_over_lru") is None else f"{100 * row['hits_over_lru']:+.2f} points"
