@@ -315,7 +315,7 @@ class DiskIndex:
     def _make_room(self, reason: str, *, all_or_nothing: bool = False) -> list[PageKey] | None:
         """Evicts until the bytes are within the limit. When they cannot be: as far as it goes, or not at all (None)."""
         victims: list[Page] = []
-        self._policy.capacity = len(self._pages)
+        self._policy.capacity = len(self)
         while self._limit is not None and self.bytes > self._limit:
             if not len(self._queue):
                 if not all_or_nothing:
