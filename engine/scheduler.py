@@ -182,14 +182,18 @@ class Scheduler:
         if budget <= 0 or not self._slot_for(order[0]):
             self._load_ahead(order)
             return rows, False
+        room = True
         for request in list(order):
             if budget <= 0 or not self._slot_for(request):
                 return rows, False
             # The token of a retracted request may still be in flight; it must be known before its KV is recomputed.
-            if request.in_flight or (request.lease is None and not self._transfers.ready(request, self._now)):
+            if request.in_flight:
                 continue
-            if request.lease is None and not self._open(request):
-                return rows, False
+            if request.lease is None:
+                # One that has no room keeps out those behind it, but not those that have theirs: it may wait for that.
+                room = room and (not self._transfers.ready(request, self._now) or self._open(request))
+                if request.lease is None:
+                    continue
             if not self._loaded(request):
                 continue
             if not self._slots:
@@ -199,7 +203,7 @@ class Scheduler:
             if row is not None:
                 rows.append(row)
                 budget -= row.count
-        return rows, True
+        return rows, room
 
     def _slot_for(self, request: Request) -> bool:
         """There is a free slot, or one of a less urgent request."""

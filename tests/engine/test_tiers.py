@@ -137,6 +137,25 @@ def test_two_requests_share_one_read_and_one_load() -> None:
     assert one.cached_tokens == two.cached_tokens == 36
 
 
+def test_who_has_been_loaded_does_not_wait_for_one_that_waits_for_its_room() -> None:
+    rig = TieredRig(pages=64)
+    serve(rig, prompt(1, 40))
+    after = TieredRig(pages=12, store=rig.store)
+    serve(after, prompt(2, 24))
+    after.cache.clear(DEVICE)
+    delays = {"read": 0.1, "load": 0.3}
+    after.mover.delay = lambda kind: delays.get(kind, 0.0)
+    first, second = after.add(prompt(1, 40), max_tokens=2), after.add(prompt(2, 24), max_tokens=2)
+    # The first has its pages when the second, which came up from the host meanwhile, has taken half of the device.
+    after.run()
+    for request in (first, second):
+        after.expect_solo(request)
+    assert second.first_scheduled is not None
+    assert first.first_scheduled is not None
+    assert second.first_scheduled < first.first_scheduled
+    assert (first.cached_tokens, second.cached_tokens) == (36, 20)
+
+
 def test_abort_while_it_is_read_or_loaded() -> None:
     rig = TieredRig(pages=64)
     serve(rig, prompt(1, 40))
