@@ -19,7 +19,9 @@ def rope_frequencies(rope: RopeConfig, head_dim: int) -> tuple[Frequencies, floa
     embedding of position p is `cos(p * inv_freq) * attention_scale` and `sin(p * inv_freq) * attention_scale`.
     """
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    inv_freq = (1.0 / np.power(np.float32(rope.theta), exponents)).astype(np.float32)
+    # In float64 and rounded: in float32 NumPy's `power` depends on the processor, and machines that share KV must agree.
+    powers = np.power(np.float64(rope.theta), exponents.astype(np.float64)).astype(np.float32)
+    inv_freq = np.float32(1) / powers
     match rope.kind:
         case "default":
             return inv_freq, 1.0
