@@ -69,9 +69,11 @@ def _measure(plan: Plan, _: Mapping[str, Any]) -> dict[str, Any]:
                 with PeerServer(
                     row.kind, plan.maker.model, row.python, plan.talks.running, row.flags, kv_bytes
                 ) as server:
-                    servers[row.label] = measure_online(
+                    found = measure_online(
                         Server(server.url, server.model), "multiturn", plan.talks, plan.runs
                     )
+                # All serve the same model; what some call it is where its file lies.
+                servers[row.label] = {key: value for key, value in found.items() if key != "model"}
             except (PeerMissing, ServerError, ClientError, OSError) as error:
                 missing[row.label] = str(error) or type(error).__name__
     return {

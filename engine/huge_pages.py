@@ -6,7 +6,6 @@ the machine is a virtual one. NumPy asks for huge pages when it allocates; XLA d
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import sys
 from collections.abc import Iterable
@@ -24,7 +23,7 @@ def use_huge_pages(arrays: Iterable[jax.Array]) -> int:
     """
     if not sys.platform.startswith("linux"):
         return 0
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
+    madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     moved = 0
     for begin, end in merged(_spans(arrays)):
@@ -54,8 +53,5 @@ def _spans(arrays: Iterable[jax.Array]) -> Iterable[tuple[int, int]]:
         for shard in array.addressable_shards:
             if shard.device.platform != "cpu":
                 continue
-            with contextlib.suppress(
-                RuntimeError, NotImplementedError
-            ):  # a form whose memory jax does not show
-                begin = shard.data.unsafe_buffer_pointer()
-                yield begin, begin + shard.data.nbytes
+            begin = shard.data.unsafe_buffer_pointer()
+            yield begin, begin + shard.data.nbytes

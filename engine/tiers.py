@@ -32,8 +32,9 @@ from .tier_transfers import TierTransfers
 
 logger = logging.getLogger(__name__)
 
-LAYOUT_VERSION = 1
-"""Part of every page's key: raised when the meaning of a page's bytes changes."""
+LAYOUT_VERSION = 2
+"""Part of every page's key: raised when the meaning of a page's bytes changes, or what is computed for them (2: rotary frequencies
+that are the same on every processor)."""
 STAGING_BYTES = 256 << 20
 """Host memory through which the disk is read and written where no host cache is wanted, at most."""
 HOST_SHARE = 0.5
