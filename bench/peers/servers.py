@@ -88,7 +88,8 @@ def _vllm(task: Task) -> Start:
     # It refuses a context that its KV has no room for; -1 is the longest that has.
     context = CONTEXT if task.kv_bytes is None else -1
     flags = ["--port", str(task.port), "--max-num-seqs", str(task.running), f"--max-model-len={context}"]
-    flags += ["--dtype", "float32", "--enable-prompt-tokens-details"]
+    # By itself it wants nine tenths of the memory free, which on a machine that serves something else, too, is not there.
+    flags += ["--dtype", "float32", "--enable-prompt-tokens-details", "--gpu-memory-utilization", "0.5"]
     if task.kv_bytes is not None:
         flags += ["--kv-cache-memory-bytes", str(task.kv_bytes)]
     model = task.model if task.model.is_dir() else _hf_directory(task)
