@@ -34,6 +34,7 @@ OPTIONS: dict[str, type] = {
     "page_size": int,
     "schedule_policy": str,
     "max_num_batched_tokens": int,
+    "shared_step_tokens": int,
     "compile_cache_dir": str,
 }
 """Settings of all engines that can be given, by the names of `EngineConfig`."""

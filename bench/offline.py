@@ -37,6 +37,7 @@ OPTIONS: dict[str, type] = {
     "page_size": int,
     "max_num_seqs": int,
     "max_num_batched_tokens": int,
+    "shared_step_tokens": int,
     "context_length": int,
     "device_cache_size": str,
     "compile_cache_dir": str,

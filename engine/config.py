@@ -111,6 +111,9 @@ class EngineConfig:
     """Requests running at once; None = platform default."""
     max_num_batched_tokens: int | None = None
     """Tokens computed in one step, prefill chunks and decodes together; None = platform default."""
+    shared_step_tokens: int | None = None
+    """Tokens of a step that computes several prompts, decodes included (one prompt may fill it); None = platform default (128 on
+    CPU, elsewhere no such bound)."""
     context_length: int | None = None
     """Longest prompt plus output in tokens; None = the model's own."""
     schedule_policy: str = "fcfs"
@@ -180,7 +183,10 @@ class EngineConfig:
         for name in ("eviction_policy", "host_eviction_policy", "disk_eviction_policy"):
             self._check_eviction_policy(name)
         self._check_tiers()
-        for name in ("page_size", "max_num_seqs", "max_num_batched_tokens", "context_length"):
+        for name in (
+            *("page_size", "max_num_seqs", "max_num_batched_tokens", "shared_step_tokens"),
+            "context_length",
+        ):
             value = getattr(self, name)
             if value is not None and (not _is_int(value) or value < 1):
                 raise ConfigError(f"{name}: {value!r} must be a whole number of at least 1")

@@ -66,6 +66,7 @@ class DeviceSide:
         self.limits = Limits(
             config.max_num_seqs or platform.max_num_seqs,
             config.max_num_batched_tokens or platform.max_num_batched_tokens,
+            config.shared_step_tokens or platform.shared_step_tokens,
         )
         self._config = config
         self._model = source.config

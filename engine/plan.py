@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -22,6 +22,12 @@ class Limits:
 
     max_num_seqs: int
     max_num_batched_tokens: int
+    shared_step_tokens: int | None = None
+    """Tokens of a step that computes more than one prompt, decodes included; None: `max_num_batched_tokens`.
+
+    The first tokens of all prompts in a step wait for all of it, so a step that is efficient already takes no further prompt.
+    One prompt by itself may fill the step: to cut it up would delay its first token, and nobody else's is sooner for that.
+    """
 
 
 @dataclass(slots=True)
@@ -45,9 +51,17 @@ class Row:
         return replace(self, read=claim(self.request.reading, self.start, self.start + self.count))
 
 
-def tokens_of(rows: Iterable[Row]) -> int:
-    """That are computed in these rows together."""
-    return sum(row.count for row in rows)
+class Room:
+    """What a step has left for prompts, in tokens."""
+
+    def __init__(self, limits: Limits, decodes: int) -> None:
+        self.left = limits.max_num_batched_tokens - decodes
+        self._shared = (limits.shared_step_tokens or limits.max_num_batched_tokens) - decodes
+
+    def take(self, count: int) -> None:
+        """So many tokens of a prompt are computed; what is left is for others."""
+        self._shared -= count
+        self.left = min(self.left - count, self._shared)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,8 @@ class Platform:
     page_size: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    shared_step_tokens: int | None
+    """See `plan.Limits`."""
     pool_share: float
     """Part of the memory (`device_memory`) that the page pool takes."""
     host_times: float
@@ -36,8 +38,8 @@ class Platform:
 
 PLATFORMS = {
     # XLA's bf16 products and updates are 5-10x slower than f32 here; larger chunks only delay running decodes.
-    "cpu": Platform("f32", "f32", 16, 64, 512, 0.125, 1.0, stacked=False),
-    "default": Platform("bf16", None, 16, 256, 2048, 0.85, 8.0, stacked=True),
+    "cpu": Platform("f32", "f32", 16, 64, 512, 128, 0.125, 1.0, stacked=False),
+    "default": Platform("bf16", None, 16, 256, 2048, None, 0.85, 8.0, stacked=True),
 }
 
 

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from ..cache.manager import CacheManager
-from .plan import Limits, Row, StepPlan, Transfers, tokens_of
+from .plan import Limits, Room, Row, StepPlan, Transfers
 from .reading import unclaim
 from .request import RUNNING, Request, Status, held_lease
 from .schedule_policy import MAX_WAIT, SchedulePolicy, Urgency
@@ -72,7 +72,7 @@ class Scheduler:
         budget, retractions = self.limits.max_num_batched_tokens, self._stats.retractions
         ready, prefilling = self._ready()
         decodes = self._plan_decodes(ready, budget - self._prefill_share(budget, prefilling))
-        chunks = self._plan_prompts(prefilling, budget - len(decodes))
+        chunks = self._plan_prompts(prefilling, Room(self.limits, len(decodes)))
         if self._stats.retractions != retractions:
             # A later row may have taken the pages of an earlier decode's request. (Never of a chunk's, whose pages are in
             # the tree by now: chunks are planned in the order in which requests are last to give way.)
@@ -128,7 +128,7 @@ class Scheduler:
                 rows.append(Row(request, at, 1, request.max_total > request.num_prompt))
         return rows
 
-    def _plan_prompts(self, prefilling: Sequence[Request], budget: int) -> list[Row]:
+    def _plan_prompts(self, prefilling: Sequence[Request], room: Room) -> list[Row]:
         """Chunks of prompts: urgency by urgency those of running requests, then those of waiting ones."""
         rows: list[Row] = []
         if not prefilling and not self.waiting:
@@ -136,26 +136,25 @@ class Scheduler:
         running, waiting = self._urgency.levels(prefilling), self._urgency.levels(self.waiting)
         admitting = not self._short_of_pages
         for level in sorted(running.keys() | waiting.keys()):
-            rows += self._plan_prefills(running.get(level, []), budget - tokens_of(rows))
+            rows += self._plan_prefills(running.get(level, []), room)
             if level in waiting and admitting:
-                more, admitting = self._admit(waiting[level], budget - tokens_of(rows))
+                more, admitting = self._admit(waiting[level], room)
                 rows += more
         return rows
 
-    def _plan_prefills(self, running: Sequence[Request], budget: int) -> list[Row]:
+    def _plan_prefills(self, running: Sequence[Request], room: Room) -> list[Row]:
         rows = []
         for request in running:
-            if budget <= 0:
+            if room.left <= 0:
                 break
             if request.status is Status.RUNNING:
-                row = self._plan_chunk(request, budget)
+                row = self._plan_chunk(request, room)
                 if row is not None:
                     rows.append(row)
-                    budget -= row.count
         return rows
 
-    def _plan_chunk(self, request: Request, budget: int) -> Row | None:
-        """The next chunk of a prompt: after what others have computed of it meanwhile, as much as the budget allows."""
+    def _plan_chunk(self, request: Request, room: Room) -> Row | None:
+        """The next chunk of a prompt: after what others have computed of it meanwhile, as much as there is room for."""
         lease = held_lease(request)
         shared = self.cache.extend(lease, request.tokens, request.reusable)
         if shared > request.num_computed:
@@ -164,34 +163,35 @@ class Scheduler:
             self._count_hit(request, max(hit, 0))
             request.num_computed = shared
         start = request.num_computed
-        count = min(request.remaining, budget)
+        count = min(request.remaining, room.left)
         if not self._grow(request, start + count):
             return None
         # What is to be read is shared only once all of it is computed: the tree may hold these pages already, and none of
         # them is to be written again.
         end = start + count if request.reading is None else min(start + count, request.reading.first)
         self.cache.commit(lease, request.tokens, end)
+        room.take(count)
         return Row(request, start, count, sample=request.generates and start + count == request.length)
 
-    def _admit(self, waiting: Sequence[Request], budget: int) -> tuple[list[Row], bool]:
+    def _admit(self, waiting: Sequence[Request], room: Room) -> tuple[list[Row], bool]:
         """First chunks of waiting requests of one urgency, and whether less urgent ones may be looked at, too."""
         rows: list[Row] = []
         if self._short_of_pages:
             return rows, False
         order = self._policy.order(waiting, self._match_length, self._now)
-        if budget <= 0 or not self._slot_for(order[0]):
+        if room.left <= 0 or not self._slot_for(order[0]):
             self._load_ahead(order)
             return rows, False
-        room = True
+        fits = True
         for request in list(order):
-            if budget <= 0 or not self._slot_for(request):
+            if room.left <= 0 or not self._slot_for(request):
                 return rows, False
             # The token of a retracted request may still be in flight; it must be known before its KV is recomputed.
             if request.in_flight:
                 continue
             if request.lease is None:
-                # One that has no room keeps out those behind it, but not those that have theirs: it may wait for that.
-                room = room and (not self._transfers.ready(request, self._now) or self._open(request))
+                # One that has no pages keeps out those behind it, but not those that have theirs: it may wait for that.
+                fits = fits and (not self._transfers.ready(request, self._now) or self._open(request))
                 if request.lease is None:
                     continue
             if not self._loaded(request):
@@ -199,11 +199,10 @@ class Scheduler:
             if not self._slots:
                 self._retract(self.running[-1])
             self._start(request)
-            row = self._plan_chunk(request, budget)
+            row = self._plan_chunk(request, room)
             if row is not None:
                 rows.append(row)
-                budget -= row.count
-        return rows, room
+        return rows, fits
 
     def _slot_for(self, request: Request) -> bool:
         """There is a free slot, or one of a less urgent request."""

@@ -47,6 +47,8 @@ class Setup:
     schedule_policy: str = "fcfs"
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
+    shared_step_tokens: int | None = None
+    """See `engine.plan.Limits`."""
     prices: Prices = field(default_factory=Prices)
     measured: StepCost | None = None
     """Seconds of a step as they were measured, in place of the device's roofline."""

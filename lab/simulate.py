@@ -74,7 +74,7 @@ class Simulation:
         self.loop = EngineLoop(
             self.cache,
             self.executor,
-            Limits(setup.max_num_seqs, setup.max_num_batched_tokens),
+            Limits(setup.max_num_seqs, setup.max_num_batched_tokens, setup.shared_step_tokens),
             SCHEDULE_POLICIES[setup.schedule_policy](),
             clock=self.clock,
             transfers=self.transfers,

@@ -80,6 +80,7 @@ ALIASES = [
     (["--max-running-requests", "256"], {"max_num_seqs": 256}),
     (["--max-num-batched-tokens", "512"], {"max_num_batched_tokens": 512}),
     (["--chunked-prefill-size", "512"], {"max_num_batched_tokens": 512}),
+    (["--shared-step-tokens", "64"], {"shared_step_tokens": 64}),
     (["--context-length", "1024"], {"context_length": 1024}),
     (["--max-model-len", "1024"], {"context_length": 1024}),
     (["--attention-backend", "xla"], {"attention_backend": "xla"}),

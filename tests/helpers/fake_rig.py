@@ -56,6 +56,7 @@ class Rig:
         page_size: int = 4,
         seqs: int = 4,
         budget: int = 32,
+        shared: int | None = None,
         policy: SchedulePolicy | None = None,
         transfers: Transfers | None = None,
         enabled: bool = True,
@@ -70,7 +71,7 @@ class Rig:
         self.loop = EngineLoop(
             self.cache,
             self.device,
-            Limits(seqs, budget),
+            Limits(seqs, budget, shared),
             policy or FCFS(),
             clock=self.clock,
             transfers=transfers,

@@ -22,8 +22,7 @@ from .option import Parser
 PAGE = 16
 DECODE = ("1x64", "1x512", "1x1500", "2x256", "4x64", "4x512", "8x256")
 PREFILL = (16, 32, 64, 128, 256, 512, 1024, 2048)
-MOST_RUNNING, MOST_TOKENS = 8, 512
-LIMITS = {"max_num_seqs": MOST_RUNNING, "max_num_batched_tokens": MOST_TOKENS}
+LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "shared_step_tokens": 128}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +145,7 @@ def _compare(case: Case, name: str, model: Any, device: Any, steps: Any, path: P
         disk_bytes=10**10 if case.disk else 0,
         write_policy=case.write_policy,
         measured=steps,
-        max_num_seqs=MOST_RUNNING,
-        max_num_batched_tokens=MOST_TOKENS,
+        **LIMITS,
     )
     predicted = simulate(trace, setup, Pace(users=case.users)).as_json(timeline=False, cdf=False)
     options = {

@@ -156,6 +156,7 @@ def add_setup_options(parser: argparse.ArgumentParser) -> None:
     add("--schedule-policy", default="fcfs", metavar="NAME")
     add("--max-num-seqs", type=count, default=256, metavar="N")
     add("--max-num-batched-tokens", type=count, default=2048, metavar="N")
+    add("--shared-step-tokens", type=count, metavar="N")
     add("--accelerator-hour", type=positive, metavar="USD", help="default: the device's")
     add("--dram-gb-month", type=not_negative, default=0.05, metavar="USD", help="default: 0.05")
     add("--ssd-gb-month", type=not_negative, default=0.01, metavar="USD", help="default: 0.01")
@@ -198,6 +199,7 @@ def setup_of(parser: argparse.ArgumentParser, args: argparse.Namespace, trace: T
         schedule_policy=args.schedule_policy,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
+        shared_step_tokens=args.shared_step_tokens,
         prices=prices,
         measured=_calibration(args.calibration),
     )

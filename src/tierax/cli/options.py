@@ -87,6 +87,13 @@ ENGINE_OPTIONS = (
         "N",
     ),
     Option(
+        "shared_step_tokens",
+        ("--shared-step-tokens",),
+        "the same for a step that computes several prompts; one alone may fill it",
+        int,
+        "N",
+    ),
+    Option(
         "context_length",
         ("--context-length", "--max-model-len"),
         "longest prompt plus output, in tokens",
