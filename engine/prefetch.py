@@ -211,7 +211,7 @@ class Prefetcher:
             # What its host pages hold on to is held again, with what has to be saved before.
             if wait is not None:
                 self._waits.pop(request)
-                self._cache.drop(_hold(wait))
+                self._cache.drop(_hold(wait), leased=True)
                 self._give_up(wait)
             self._bring_up(request, list(found.names), found.asked_at)
         elif wait.target == found.before:
@@ -229,7 +229,7 @@ class Prefetcher:
             if missing > 0:
                 self.stats.timed_out += 1
                 self.stats.no_room_pages += wait.target - wait.next
-            self._cache.drop(wait.hold)
+            self._cache.drop(wait.hold, leased=request.lease is not None)
             wait.hold = None
             wait.target = min(wait.target, wait.next)
             if not wait.reading:
