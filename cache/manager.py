@@ -180,7 +180,8 @@ class CacheManager:
     def release(self, lease: Lease) -> None:
         """Ends the lease: its shared pages become evictable unless others hold them, its own become free.
 
-        This is the one moment at which the policies hear of a use, once per lease: until then the path is locked.
+        This is the one moment at which the policies of device and host hear of a use, once per lease. What goes down to the
+        host before, chunk by chunk, and comes up from the disk, is no use of its own.
         """
         node = self._held(lease)
         self.device.pool.give_back(lease.pages[lease.num_shared :])
@@ -253,12 +254,14 @@ class CacheManager:
         query = self._query(tokens, first, (first + len(rows)) * self.page_size)
         hold.node, _ = self.tiers.give(HOST, node, query, list(rows))
 
-    def drop(self, hold: Hold) -> None:
-        """Ends the hold."""
+    def drop(self, hold: Hold, *, leased: bool = False) -> None:
+        """Ends the hold. `leased`: it was for somebody with a lease; the host's policy hears of a use when that is released.
+        Otherwise nobody will tell it of what is new there, and it hears of that now."""
         path = self._end_of(hold).path()
         self._holds.remove(hold)
         hold.node = None
-        self.host.touch(path, self.tiers.use())
+        if not leased:
+            self.host.touch_new(path, self.tiers.use())
         self.host.unlock(path)
         self.tiers.tree.prune(path[0])
 
@@ -321,6 +324,8 @@ class CacheManager:
         evicted, expired = self.device.evicted_pages, self.device.expired_pages
         self.tiers.lose(unfilled_rows or set(), Tier(DEVICE, self.num_pages, self._policy))
         self.device.evicted_pages, self.device.expired_pages = evicted, expired
+        # No lease will tell of what was in the course of a use.
+        self.host.touch_new(self.tiers.tree.nodes(), self.tiers.use())
 
     def root(self, namespace: bytes) -> Node:
         """The root of a namespace; its page keys start from the digest of all that a KV value depends on."""

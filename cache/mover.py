@@ -65,6 +65,8 @@ class TierMover:
             host.num_rows, read_bytes=read_bytes, write_bytes=write_bytes, clock=clock, wake=wake
         )
         self._changed = self._books.changed
+        self._ended = {"read": 0.0, "write": 0.0}
+        """When the disk last ended something, by kind."""
         self._copies = CopyThread(self._books, device, host, records, clock=clock, wake=wake)
 
     def save(self, device_pages: Sequence[int], host_rows: Sequence[int]) -> Move:
@@ -287,7 +289,10 @@ class TierMover:
             if ticket.began is None:
                 move.seconds += result.seconds
             else:
-                move.seconds = max(move.seconds, result.ended - ticket.began)
+                # While several share the disk, each has the time since whatever ended before.
+                since = max(ticket.began, self._ended[move.kind])
+                move.seconds += max(result.ended - since, 0.0)
+                self._ended[move.kind] = max(result.ended, self._ended[move.kind])
         if fresh and move.done:
             stats.moves += 1
             stats.seconds += move.seconds

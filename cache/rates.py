@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+DOUBTED = 0.001
+"""Weight of what is known beside a trial."""
+TRIAL = 0.01
+"""Share of the time between two trials of a slow disk that a trial should take."""
+
 
 class Rate:
     """Amount per second, of late: old measurements lose half of their weight with every `memory` seconds of new ones."""
@@ -21,15 +28,30 @@ class Rate:
         self._seconds = self._seconds * keep + seconds
         self.measured_at = now
 
+    def doubt(self) -> None:
+        """What is known so far counts for next to nothing beside the next measurement."""
+        self._amount *= DOUBTED
+        self._seconds *= DOUBTED
+
     def seconds_for(self, amount: float) -> float | None:
         """How long `amount` should take; None if nothing is known."""
         return amount * self._seconds / self._amount if self._amount > 0 else None
 
 
-class LoadOrRecompute:
-    """Says whether reading from the disk is expected to be faster than prefilling the same tokens.
+class Pages(NamedTuple):
+    """Pages of a prefix that follow each other: how many, and the size of each."""
 
-    What was slow once is tried again after `retry` seconds, since only a load can tell that loads are fast again.
+    count: int
+    bytes: int
+    tokens: int
+
+
+class LoadOrRecompute:
+    """Says how much of a prefix to read from the disk, where what is not read is prefilled.
+
+    The disk has its queue, and so has the device: what arrives while a request waits for its turn anyway costs it nothing,
+    however slow the disk is, and a fast disk with a long queue may come too late. What was too slow once is tried
+    again after `retry` seconds, since only a load can tell that loads are fast again.
     """
 
     def __init__(self, retry: float = 10.0) -> None:
@@ -39,12 +61,28 @@ class LoadOrRecompute:
         """Bytes per second, disk to host."""
         self._retry = retry
 
-    def worth_reading(self, num_bytes: int, num_tokens: int, now: float) -> bool:
-        load, compute = self.read.seconds_for(num_bytes), self.prefill.seconds_for(num_tokens)
-        if load is None or compute is None or load <= compute:
-            return True
+    def turn(self, tokens: int) -> float:
+        """Seconds until a request can be computed that comes after so many tokens of others."""
+        return self.prefill.seconds_for(tokens) or 0.0
+
+    def pages_to_read(self, pages: Pages, *, reading: int, turn: float, now: float) -> int:
+        """How many of them, from the first on, should be read; more than none may be a trial.
+
+        `reading`: pages that the disk has been asked for before. `turn`: seconds until the request can be computed.
+        """
+        load, compute = self.read.seconds_for(pages.bytes), self.prefill.seconds_for(pages.tokens)
+        if load is None or compute is None:
+            return pages.count
+        wait = turn - reading * load
+        if load <= compute and pages.count * (compute - load) + wait >= 0:
+            return pages.count
+        if wait >= load:
+            return min(int(wait / load), pages.count)
         assert self.read.measured_at is not None
-        return now - self.read.measured_at >= self._retry
+        if reading or now - self.read.measured_at < self._retry:
+            return 0
+        self.read.doubt()
+        return min(max(int(TRIAL * self._retry / load), 1), pages.count)
 
     def worth_asking(self, questions: Rate, num_tokens: int, now: float) -> bool:
         """Whether to ask the disk for tokens that it may have: that should not take longer than computing them."""

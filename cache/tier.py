@@ -25,6 +25,8 @@ class Tier:
         self.policy = policy
         policy.capacity = num_pages
         self.queue = EvictionQueue(policy)
+        self._untouched: dict[Run, None] = {}
+        """What may be evicted, too, but has been put in for a use that has not ended: it goes last."""
         self.evictable = 0
         """Pages that no lock protects."""
         self.evicted_pages = 0
@@ -55,7 +57,7 @@ class Tier:
             run = self.run(node)
             if run.lock == 0:
                 self.evictable -= len(run.pages)
-                self.queue.discard(run)
+                self.discard(run)
             run.lock += 1
 
     def unlock(self, path: Iterable[Node]) -> None:
@@ -73,25 +75,27 @@ class Tier:
         for node in path:
             run = self.run(node)
             if run.pages:
-                self.queue.discard(run)
+                self.discard(run)
                 self.policy.touch(run, use)
                 self.requeue(node)
 
-    def put(self, node: Node, pages: list[int], use: Use | None = None) -> None:
-        """The run holds `pages` too, behind those that it has. `use` is needed where nobody locks it."""
+    def touch_new(self, path: Iterable[Node], use: Use) -> None:
+        """The same for what no use has touched, since none will."""
+        self.touch([node for node in path if self.run(node).rank is None], use)
+
+    def put(self, node: Node, pages: list[int]) -> None:
+        """The run holds `pages` too, behind those that it has. The policy hears of it with the use that they are for."""
         run, parent = self.run(node), node.parent
         assert parent is not None
         if not run.pages:
-            self.queue.discard(self.run(parent))
+            self.discard(self.run(parent))
             self.run(parent).below += 1
-        self.queue.discard(run)
+        self.discard(run)
         run.pages += pages
         if self.listener is not None and pages:
             self.listener.entered(self.level, node, len(run.pages) - len(pages), len(run.pages))
         if run.lock == 0:
             self.evictable += len(pages)
-        if run.rank is None and use is not None:
-            self.policy.touch(run, use)
         self.requeue(node)
 
     def cut(self, node: Node, keep: int) -> list[int]:
@@ -100,10 +104,10 @@ class Tier:
         assert parent is not None
         assert run.lock == 0, "a locked run is not cut"
         pages = run.pages[keep:]
-        self.queue.discard(run)
+        self.discard(run)
         if self.listener is not None and pages:
             self.listener.leaves(self.level, node, keep, keep + len(pages))
-        if keep == 0 and pages:
+        if keep == 0 and pages and run.rank is not None:
             self.policy.evicted(run)
             run.rank = None
         del run.pages[keep:]
@@ -117,9 +121,29 @@ class Tier:
     def requeue(self, node: Node) -> None:
         """Sees to it that the run waits for eviction if, and only if, it may be evicted."""
         run = self.run(node)
-        self.queue.discard(run)
+        self.discard(run)
         if run.pages and not run.lock and not run.below:
-            self.queue.add(run)
+            if run.rank is None:
+                self._untouched[run] = None
+            else:
+                self.queue.add(run)
+
+    def discard(self, run: Run) -> None:
+        """The run does not wait for eviction any more, if it did."""
+        if run.rank is None:
+            self._untouched.pop(run, None)
+        else:
+            self.queue.discard(run)
+
+    def next(self, use: Use) -> tuple[Node, int]:
+        """The node to evict from, which waits no longer, and how many of its pages may go before the next is asked for."""
+        if not len(self.queue):
+            run = next(iter(self._untouched))
+            del self._untouched[run]
+            return run.node, run.size
+        run = self.queue.pop(use)
+        most = self.policy.at_a_time(run)
+        return run.node, run.size if most is None else most
 
     def check(self, nodes: Iterable[Node], in_hand: Iterable[int]) -> None:
         """Asserts that the counters, the queue and the pool agree with the tree and with the pages `in_hand`."""
@@ -130,4 +154,6 @@ class Tier:
         assert unlocked == self.evictable, f"{unlocked} pages are evictable, {self.evictable} are counted"
         assert self.free + unlocked + locked + len(hands) == self.num_pages, "the pages do not add up"
         self.pool.check([*hands, *(page for run in runs for page in run.pages)])
-        self.queue.check(run for run in runs if run.pages and not run.lock and not run.below)
+        waiting = [run for run in runs if run.pages and not run.lock and not run.below]
+        self.queue.check(run for run in waiting if run.rank is not None)
+        assert self._untouched.keys() == {run for run in waiting if run.rank is None}, "untouched runs"

@@ -145,7 +145,7 @@ class TieredTree:
     def split(self, node: Node, count: int) -> Node:
         """`RadixTree.split`, and the eviction orders follow."""
         for tier in self.tiers:
-            tier.queue.discard(node.runs[tier.level])
+            tier.discard(node.runs[tier.level])
         upper = self.tree.split(node, count)
         for tier in self.tiers:
             tier.requeue(upper)
@@ -170,13 +170,12 @@ class TieredTree:
         missing = sum(max(len(step.runs[DEVICE].pages) - len(step.runs[HOST].pages), 0) for step in path)
         self.host.lock(path)
         rows = self.take(HOST, min(missing, self.host.available))
-        use = self.use()
         for step in path:
             have = len(step.runs[HOST].pages)
             pages = step.runs[DEVICE].pages[have : have + len(rows)]
             if pages and rows:
                 self.saves.append(Save(pages, rows[: len(pages)]))
-                self.host.put(step, rows[: len(pages)], use)
+                self.host.put(step, rows[: len(pages)])
                 del rows[: len(pages)]
                 if self.unwritten is not None:
                     self.unwritten.setdefault(step, False)
@@ -187,12 +186,11 @@ class TieredTree:
         """Frees exactly `count` of a tier's evictable pages: leaves in the policy's order, each from its tail."""
         tier = self.tiers[level]
         while count:
-            node = tier.queue.pop(self.use()).node
+            node, most = tier.next(self.use())
             if demote and level == DEVICE and self.demotes(node):
                 self.save(node)
-            run = tier.run(node)
-            most = tier.policy.at_a_time(run)
-            pages = tier.cut(node, max(run.size - (count if most is None else min(count, most)), 0))
+                self.host.touch_new(node.path(), self.use())
+            pages = tier.cut(node, max(tier.run(node).size - min(count, most), 0))
             tier.pool.give_back(pages)
             count -= len(pages)
             self._forget(node)

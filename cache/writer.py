@@ -155,7 +155,7 @@ class Writer:
         if not write.open:
             del self._writes[move]
             if write.hold.node is not None:
-                self._cache.drop(write.hold)
+                self._cache.drop(write.hold, leased=True)
 
     def reset(self) -> None:
         """The device was lost, and with it every hold. Writes that are under way are still seen to their end."""

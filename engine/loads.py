@@ -63,7 +63,7 @@ class Loads:
             self._loads[request] = _Load(hold, first, first, [], None, other)
             return True
         if not rows or not cache.grow(lease, last * size):
-            cache.drop(hold)
+            cache.drop(hold, leased=True)
             return False
         self._order_saves()
         move = self._mover.load(rows, lease.pages[first:last])
@@ -98,7 +98,7 @@ class Loads:
         if load is not None:
             if load.move is not None and not load.move.done:
                 self._mover.cancel(load.move)
-            self._cache.drop(load.hold)
+            self._cache.drop(load.hold, leased=True)
 
     def reset(self) -> None:
         """The device was lost, and with it every hold."""

@@ -80,7 +80,7 @@ class EngineLoop:
         self._cache.tiers.expire(now)
         self._requests[request.id] = request
         if request.may_load:
-            self._transfers.start(request, now)
+            self._transfers.start(request, now, self.scheduler.prefilling_tokens)
         self.scheduler.add(request)
         self.stats.waiting = len(self.scheduler.waiting)
 

@@ -151,8 +151,9 @@ class Transfers(Protocol):
         """Something is under way, or owed, that wants to be looked after."""
         ...
 
-    def start(self, request: Request, now: float) -> None:
-        """On arrival: notes which tier holds what of the prompt, and begins to bring up what the disk holds."""
+    def start(self, request: Request, now: float, running: int) -> None:
+        """On arrival: notes which tier holds what of the prompt, and begins to bring up what the disk holds. `running`: tokens
+        that are still to be computed of the prompts that run."""
         ...
 
     def poll(self, now: float) -> None:
@@ -212,7 +213,7 @@ class NoTransfers:
 
     busy = False
 
-    def start(self, request: Request, now: float) -> None:
+    def start(self, request: Request, now: float, running: int) -> None:
         pass
 
     def poll(self, now: float) -> None:

@@ -23,7 +23,7 @@ from ..cache.leases import Hold
 from ..cache.manager import CacheManager
 from ..cache.moves import Move, Mover, Outcome
 from ..cache.page_keys import PageKey
-from ..cache.rates import LoadOrRecompute
+from ..cache.rates import LoadOrRecompute, Pages
 from .disk_search import DiskSearch
 from .loads import Loads
 from .prefetch_policy import PrefetchPolicy
@@ -121,6 +121,12 @@ class Prefetcher:
         self._reads: dict[Move, _Read] = {}
         self._reading: dict[bytes, None] = {}
         """Keys of the pages that are being read, or have arrived and await their place."""
+        self._asked = 0
+        """Pages that are being read."""
+        self._waiting: dict[Request, int] = {}
+        """Tokens that are to be computed of each request that waits, as far as is known."""
+        self._waiting_tokens = 0
+        """Their sum."""
         self.on_bad_pages: Callable[[list[PageKey]], None] = lambda _: None
         """Told of pages that the disk has lost or spoilt, and of what hangs below them: they have left the index."""
         self.order_saves: Callable[[], None] = lambda: None
@@ -131,7 +137,7 @@ class Prefetcher:
     def busy(self) -> bool:
         return bool(self._reads) or self.loads.busy
 
-    def start(self, request: Request, now: float) -> None:
+    def start(self, request: Request, now: float, running: int) -> None:
         cache, size = self._cache, self._cache.page_size
         most = request.reusable // size
         match = cache.match(request.namespace, request.tokens, most * size)
@@ -144,6 +150,9 @@ class Prefetcher:
             self.stats.disk_hits += on_disk
             self._index.keep(names[match.pages : match.pages + on_disk])
         request.found = (match.device * size, match.pages * size, (match.pages + on_disk) * size)
+        # Whoever waits already comes first, give or take what the schedule policy thinks of it.
+        request.turn = now + self.choice.turn(running + self._waiting_tokens)
+        self._expect(request, len(request.tokens) - match.pages * size)
         if self._on_arrival or not on_disk:
             self._bring_up(request, names[: match.pages + on_disk], now)
         else:
@@ -172,9 +181,13 @@ class Prefetcher:
         limit = request.reusable
         match = cache.match(request.namespace, request.tokens, limit)
         on_disk = max(len(names) - match.pages, 0)
-        if on_disk and not self.choice.worth_reading(on_disk * self._page_bytes, on_disk * size, now):
-            self.stats.declined_pages += on_disk
-            on_disk = 0
+        if on_disk:
+            pages = Pages(on_disk, self._page_bytes, size)
+            turn = max(request.turn - now, 0.0)
+            wanted = self.choice.pages_to_read(pages, reading=self._asked, turn=turn, now=now)
+            self.stats.declined_pages += on_disk - wanted
+            names, on_disk = names[: match.pages + wanted], wanted
+            self._expect(request, len(request.tokens) - len(names) * size)
         if not on_disk and match.host <= match.device:
             return
         hold = cache.hold(request.namespace, request.tokens, limit, save=on_disk > 0)
@@ -189,6 +202,12 @@ class Prefetcher:
             keys=names,
         )
         self._issue(wait)
+
+    def _expect(self, request: Request, tokens: int) -> None:
+        """So many of the request's tokens will have to be computed."""
+        self._waiting_tokens += tokens - self._waiting.pop(request, 0)
+        if tokens:
+            self._waiting[request] = tokens
 
     def _patience(self, request: Request) -> float:
         return (request.prefetch or self._policy).patience
@@ -211,7 +230,7 @@ class Prefetcher:
             # What its host pages hold on to is held again, with what has to be saved before.
             if wait is not None:
                 self._waits.pop(request)
-                self._cache.drop(_hold(wait))
+                self._cache.drop(_hold(wait), leased=True)
                 self._give_up(wait)
             self._bring_up(request, list(found.names), found.asked_at)
         elif wait.target == found.before:
@@ -221,6 +240,7 @@ class Prefetcher:
 
     def end(self, request: Request) -> None:
         self._late.discard(request)
+        self._expect(request, 0)
         if self.search is not None:
             self.search.end(request)
         wait = self._waits.pop(request, None)
@@ -229,7 +249,7 @@ class Prefetcher:
             if missing > 0:
                 self.stats.timed_out += 1
                 self.stats.no_room_pages += wait.target - wait.next
-            self._cache.drop(wait.hold)
+            self._cache.drop(wait.hold, leased=request.lease is not None)
             wait.hold = None
             wait.target = min(wait.target, wait.next)
             if not wait.reading:
@@ -256,6 +276,7 @@ class Prefetcher:
                 continue
             read.open.discard(at)
             wait.reading -= 1
+            self._asked -= 1
             page = read.first + at
             if outcome is Outcome.OK:
                 read.arrived += 1
@@ -290,6 +311,7 @@ class Prefetcher:
         self._index.lock(keys)
         self._reading.update((key.key, None) for key in keys)
         wait.reading += len(rows)
+        self._asked += len(rows)
         self._reads[self._mover.read(keys, rows)] = _Read(wait, first, rows, open=set(range(len(rows))))
 
     def _advance(self, wait: _Wait) -> None:
@@ -364,6 +386,8 @@ class Prefetcher:
         rows = [row for wait in waits.values() for row in wait.arrived.values()]
         rows += [read.rows[at] for read in self._reads.values() for at in read.open]
         assert sorted(rows) == sorted(self._cache.rows_in_hand), "rows in hand that nobody accounts for"
+        assert self._asked == sum(len(read.open) for read in self._reads.values()), "reads do not add up"
+        assert self._waiting_tokens == sum(self._waiting.values()), "waiting tokens do not add up"
 
 
 def _hold(wait: _Wait) -> Hold:

@@ -141,6 +141,8 @@ class Request:
     """How long to wait for the disk; None = as the engine does."""
     found: tuple[int, int, int] = (0, 0, 0)
     """How far the prompt was known at arrival, in tokens: on the device; on device or host; on any tier."""
+    turn: float = 0.0
+    """When it was expected, at its arrival, that its prompt could be computed."""
     cached_tokens: int = 0
     """Prompt tokens that were not computed for this request, up to its first retraction; what usage reports."""
     lease: Lease | None = None

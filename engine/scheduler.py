@@ -62,6 +62,11 @@ class Scheduler:
     def add(self, request: Request) -> None:
         self.waiting.append(request)
 
+    @property
+    def prefilling_tokens(self) -> int:
+        """Positions that are still to be computed of the prompts that run."""
+        return sum(left for request in self.running if (left := request.remaining) > 1)
+
     def plan(self, now: float) -> StepPlan | None:
         """The next step, or None when nothing can be computed now. Takes pages, and commits prompts, for it."""
         self._step += 1

@@ -36,8 +36,8 @@ class TierTransfers:
     def busy(self) -> bool:
         return self.prefetcher.busy or self.writer.busy(self._clock())
 
-    def start(self, request: Request, now: float) -> None:
-        self.prefetcher.start(request, now)
+    def start(self, request: Request, now: float, running: int) -> None:
+        self.prefetcher.start(request, now, running)
 
     def poll(self, now: float) -> None:
         for move in self.mover.poll(now):

@@ -68,11 +68,13 @@ class SimMover:
     def poll(self, now: float) -> list[Move]:
         news: dict[Move, None] = dict.fromkeys(self._cancelled)
         self._cancelled = []
-        for due in self._due.values():
+        for kind, due in self._due.items():
+            seconds = self._bytes[kind] / self.paths[kind].bytes_s
             while due and due[0][0] <= now:
                 _, move, at = due.popleft()
                 if move.outcomes[at] is None:
                     move.outcomes[at] = Outcome.OK
+                    move.seconds += seconds
                     news[move] = None
         return list(news)
 
@@ -99,5 +101,5 @@ class SimMover:
         due = self._due[kind]
         for at in range(pages):
             due.append((path.send(size, now), move, at))
-        move.seconds = pages * size / path.bytes_s + path.latency_s
+        move.seconds = path.latency_s
         return move

@@ -205,7 +205,22 @@ def test_slow_disk_is_not_asked_when_computing_is_faster() -> None:
     assert serve(after, prompt(1, 40)).cached_tokens == 0
     assert after.prefetcher.stats.declined_pages == 9
     after.clock.advance(11)
-    assert serve(after, prompt(2, 40)).cached_tokens == 36, "tried again after a while"
+    assert serve(after, prompt(2, 40)).cached_tokens == 4, "a page is tried after a while"
+    assert serve(after, prompt(3, 40)).cached_tokens == 36, "and has been fast"
+
+
+def test_what_a_slow_disk_brings_before_ones_turn_is_read() -> None:
+    rig = TieredRig(pages=64)
+    serve(rig, prompt(1, 40))
+    after = TieredRig(pages=64, store=rig.store)
+    after.prefetcher.choice.read.measure(1000, 0.1, 0.0)
+    after.prefetcher.choice.prefill.measure(100, 1.0, 0.0)
+    before, request = after.add(prompt(9, 40), max_tokens=2), after.add(prompt(1, 40), max_tokens=2)
+    after.run()
+    for served in (before, request):
+        after.expect_solo(served)
+    assert request.cached_tokens == 16, "0.4 s until the one before is computed, a page in 0.1 s"
+    assert after.prefetcher.stats.declined_pages == 5
 
 
 def test_a_page_that_stalls_does_not_make_the_disk_slow() -> None:

@@ -32,7 +32,7 @@ class FakeTransfers(NoTransfers):
         self.ended: list[str] = []
         self.polls = 0
 
-    def start(self, request: Request, now: float) -> None:
+    def start(self, request: Request, now: float, running: int) -> None:
         self.started.append(request.id)
 
     def poll(self, now: float) -> None:

@@ -78,5 +78,5 @@ def first_token(policy: str) -> float:
 
 
 def test_adaptive_in_first_tokens_with_three_tiers() -> None:
-    """`hazard` does not hold this: docs/policies.md has where it loses."""
+    """`hazard` did not hold this when it was last measured: docs/policies.md."""
     assert first_token("adaptive") <= (1 + MOST_LOST) * first_token("lru")
