@@ -314,12 +314,13 @@ def _split_axis(name: str) -> int:
 
 
 def _by_name(params: Params, change: Any) -> Params:
-    """The tree that `change(name, leaf)` makes of every parameter; layers may be stacked or a tuple."""
+    """The tree that `change(name, leaf)` makes of every parameter; layers may be stacked, a tuple, or left out."""
 
     def each(leaves: dict[str, Any]) -> dict[str, Any]:
         return {name: change(name, leaf) for name, leaf in leaves.items()}
 
-    layers = params["layers"]
-    return each({name: leaf for name, leaf in params.items() if name != "layers"}) | {
-        "layers": tuple(map(each, layers)) if isinstance(layers, tuple) else each(layers)
-    }
+    changed = each({name: leaf for name, leaf in params.items() if name != "layers"})
+    if "layers" in params:
+        layers = params["layers"]
+        changed["layers"] = tuple(map(each, layers)) if isinstance(layers, tuple) else each(layers)
+    return changed

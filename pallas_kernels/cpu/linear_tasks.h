@@ -12,8 +12,9 @@ namespace tierax {
 constexpr double kBytesPerNs = 16, kFlopsPerNs = 80;
 // Shorter tasks are not worth what it takes to begin one.
 constexpr double kLeastTaskNs = 2000;
-// Products that take less than twice this are not worth a second thread, which may have to be woken.
-constexpr double kLeastShareNs = 15000;
+// Products that take less than twice this are not worth a second thread. It need not be woken in most cases: in a decode
+// step it waits nearby (see `Lounge`).
+constexpr double kLeastShareNs = 6000;
 // Tasks own whole tiles of any instruction set.
 constexpr int64_t kColumnStep = 12;
 
