@@ -258,7 +258,7 @@ class PageStore:
             if self._closed:
                 end(Outcome.CANCELLED)
             else:
-                complete(lambda: write_file(f"{self.local}/{name}", record))
+                complete(partial(write_file, f"{self.local}/{name}", record))
 
         def start() -> None:
             if self._closed:
