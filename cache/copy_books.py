@@ -1,4 +1,4 @@
-"""What a mover has been asked for, what is under way, and what has ended: shared by the engine's and the copy thread."""
+"""What a mover has been asked for, what is under way, and what has ended: shared by the engine's and the copy threads."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CopyBooks:
         wake: Callable[[], None],
     ) -> None:
         self.changed = threading.Condition()
-        """Notified when the copy thread may have something to do, or has done something."""
+        """Notified when the copy threads may have something to do, or have done something."""
         self.tickets: dict[Move, Ticket] = {}
         self.pending: Counter[str] = Counter()
         """Pages without a result, by kind, loads left out."""
@@ -49,7 +49,8 @@ class CopyBooks:
         self.reads, self.writes = Lane(read_bytes), Lane(write_bytes)
         self.results: list[Result] = []
         self.undeleted: list[PageKey] = []
-        self.running: Job | None = None
+        self.saving: Job | None = None
+        """The save that is being copied."""
         self.closing = self.stopped = False
         self._order = CopyOrder()
         self._clock, self._wake = clock, wake

@@ -1,7 +1,7 @@
 """Copies pages between device, host and disk. Knows no jax and no file: it is handed a device pool and a way to records.
 
     engine's thread    save: starts a gather          poll: scatters what is staged, tells of what has ended
-    copy thread        gathered pages -> rows         rows -> staging      rows -> records
+    copy threads       gathered pages -> rows         rows -> staging      rows -> records
     store's threads                                                        writes        reads into rows
 
 What must run in order for the sake of a row or a key is `CopyOrder`'s business; `CopyBooks` is what the threads share.
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from .copy_books import CopyBooks
 from .copy_order import Job, Ticket
-from .copy_thread import NAP_S, CopyThread
+from .copy_threads import NAP_S, CopyThreads
 from .host_pool import HostPool
 from .mover_parts import Device, Gathering, Records, Result
 from .mover_stats import MoverStats
@@ -67,7 +67,7 @@ class TierMover:
         self._changed = self._books.changed
         self._ended = {"read": 0.0, "write": 0.0}
         """When the disk last ended something, by kind."""
-        self._copies = CopyThread(self._books, device, host, records, clock=clock, wake=wake)
+        self._copies = CopyThreads(self._books, device, host, records, clock=clock, wake=wake)
 
     def save(self, device_pages: Sequence[int], host_rows: Sequence[int]) -> Move:
         ticket = self._open("save", device_pages, host_rows)
@@ -105,7 +105,7 @@ class TierMover:
             with self._changed:
                 for i, (key, row) in enumerate(zip(keys, host_rows, strict=True)):
                     self._books.add(Job("read", (row,), ticket, i, key=key, size=self._record_bytes))
-            # Asked from here, all at once: the copy thread would do it between copies. What exceeds the bound waits for it.
+            # Asked from here, all at once: the copy threads would do it between copies. What exceeds the bound waits for it.
             while (job := self._next_read()) is not None:
                 self._copies.ask(job)
         return ticket.move
@@ -162,7 +162,7 @@ class TierMover:
 
     def reset(self) -> set[int]:
         with self._changed:
-            self._changed.wait_for(lambda: self._books.running is None or self._books.running.kind != "save")
+            self._changed.wait_for(lambda: self._books.saving is None)
             unfilled = {
                 row
                 for result in self._books.results
@@ -181,7 +181,7 @@ class TierMover:
         return unfilled
 
     def close(self, timeout: float = 10.0) -> bool:
-        """Drops loads and reads, lets saves and writes end within `timeout` seconds, and ends the thread.
+        """Drops loads and reads, lets saves and writes end within `timeout` seconds, and ends the threads.
 
         Returns False if some did not end. Whatever is asked for afterwards is cancelled.
         """
@@ -237,7 +237,7 @@ class TierMover:
 
     def _gather(self, pages: Sequence[int]) -> Gathering:
         while (gathering := self._device.gather(pages)) is None:
-            # Buffers come back once the copy thread has saved their pages, which may have to wait for a load.
+            # Buffers come back once their pages are in rows, which may have to wait for a load.
             self._scatter_staged()
             with self._changed:
                 self._books.notice_gathers()

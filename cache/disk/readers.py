@@ -1,4 +1,4 @@
-"""Records straight into the memory where they are wanted, by threads that may wait for a disk.
+"""Records straight into the memory where they are wanted.
 
 tensorstore hands a value over as an object of its own, of which Python must make bytes before it can look at them: two
 copies more than there need be. Files of a local directory are plain files, and are read in one.
@@ -7,55 +7,11 @@ copies more than there need be. Files of a local directory are plain files, and 
 from __future__ import annotations
 
 import os
-import queue
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from ..moves import Outcome
-
-
-class Readers:
-    """A number of threads, started when there is something to do for the first time."""
-
-    def __init__(self, threads: int) -> None:
-        self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._threads: list[threading.Thread] = []
-        self._wanted = threads
-        self._closed = False
-
-    def submit(self, task: Callable[[], None]) -> None:
-        """Has one of the threads run `task`, which must not raise. After `close` it runs at once."""
-        with self._lock:
-            if not self._closed:
-                self._tasks.put(task)
-                # All at once: what comes first is the many pages of a prefix.
-                while len(self._threads) < self._wanted:
-                    self._threads.append(self._start())
-                return
-        task()
-
-    def close(self, *, wait: bool) -> None:
-        """Ends the threads once all tasks have run. What is called with `wait` has none that is stuck."""
-        with self._lock:
-            self._closed = True
-            for _ in self._threads:
-                self._tasks.put(None)
-        if wait:
-            for thread in self._threads:
-                if thread is not threading.current_thread():
-                    thread.join()
-
-    def _start(self) -> threading.Thread:
-        thread = threading.Thread(target=self._run, name="tierax-reads", daemon=True)
-        thread.start()
-        return thread
-
-    def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
-            task()
 
 
 def read_file_into(path: str, buffers: Sequence[memoryview]) -> Outcome:

@@ -15,12 +15,13 @@ import tensorstore as ts
 
 from ..moves import Outcome
 from ..page_keys import PageKey
-from .local import StoreError, local_path, open_directory, sweep_locks
+from .local import StoreError, local_path, open_directory, sweep_locks, write_file
 from .names import PartKey, RecordKey, Stored, parse_page_name, parse_part_name, record_name
 from .order import WriteOrder
 from .outcomes import PATIENCE_S, classify, plain
 from .papers import Papers
-from .readers import Readers, copy_into, read_file_into
+from .readers import copy_into, read_file_into
+from .threads import Threads
 from .together import Together
 
 __all__ = ["PageStore", "StoreError", "Stored", "classify"]
@@ -30,6 +31,8 @@ _log = logging.getLogger(__name__)
 READ_CONCURRENCY = 3
 """Fewer leave a cold disk waiting; more take the interpreter from each other when files are in memory (docs/log.md)."""
 WRITE_CONCURRENCY = 4
+WRITE_THREADS = 2
+"""Of a directory, whose files go to the system's cache: they rarely wait for a disk."""
 
 
 Fetched = Callable[[], bytes]
@@ -48,7 +51,7 @@ class PageStore:
     renamed file may lack bytes, which the record's checksum tells.
 
     `read_concurrency` files are read at once; further calls queue. Writes have threads of their own, so that reads never
-    wait for them. Methods may be called from any thread.
+    wait for them, and take the processor time that others leave. Methods may be called from any thread.
     """
 
     def __init__(
@@ -78,7 +81,8 @@ class PageStore:
             sweep_locks(self.local)
         self.papers = Papers(self.url, self.local, self._reads, self._writes, read_only=self.read_only)
         """What it keeps beside its pages."""
-        self._readers = Readers(read_concurrency)
+        self._readers = Threads("tierax-reads", read_concurrency)
+        self._writers = Threads("tierax-writes", WRITE_THREADS, background=True)
         self._parts: dict[bytes, set[PartKey]] = {}
         """By the key of their page, those that it is deleted with."""
         self._parts_lock = threading.Lock()
@@ -239,9 +243,9 @@ class PageStore:
             self._order.finish(name, deletes=deletes)
             self._end(done, outcome)
 
-        def complete(future: ts.Future) -> None:
+        def complete(finish: Callable[[], Any]) -> None:
             try:
-                future.result()
+                finish()
             except Exception as error:
                 outcome = classify(error)
                 # Only a read can miss: a write whose folder went away has simply failed.
@@ -249,16 +253,25 @@ class PageStore:
             else:
                 end(Outcome.OK)
 
+        def write_here() -> None:
+            assert record is not None
+            if self._closed:
+                end(Outcome.CANCELLED)
+            else:
+                complete(partial(write_file, f"{self.local}/{name}", record))
+
         def start() -> None:
             if self._closed:
                 end(Outcome.CANCELLED)
-                return
-            try:
-                future = self._writes.write(name, record)
-            except Exception as error:
-                end(classify(error))
+            elif self.local is not None and not deletes:
+                self._writers.submit(write_here)
             else:
-                future.add_done_callback(complete)
+                try:
+                    future = self._writes.write(name, record)
+                except Exception as error:
+                    end(classify(error))
+                else:
+                    future.add_done_callback(lambda future: complete(future.result))
 
         self._order.submit(name, start, deletes=deletes)
 
@@ -311,6 +324,7 @@ class PageStore:
             drained = self._idle.wait_for(lambda: self._in_flight == 0, timeout)
             self._closed = True
         self._readers.close(wait=drained)
+        self._writers.close(wait=drained)
         return drained
 
     def _begin(self) -> bool:

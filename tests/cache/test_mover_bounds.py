@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from helpers.dict_store import DictStore
@@ -85,6 +87,25 @@ def test_a_save_without_a_free_buffer_is_not_stuck_behind_a_load() -> None:
     bench.wait(*loads, *saves)
     assert (bench.value(4), bench.value(5)) == (2, 1)
     assert bench.mover.close()
+
+
+def test_a_load_overtakes_saves_that_are_being_copied(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes up is waited for; what goes down may have to wait for a processor."""
+    bench.fill([1])
+    gate, put = threading.Event(), bench.host.put
+
+    def slow_put(pages: np.ndarray, rows: Sequence[int]) -> None:
+        assert gate.wait(10)
+        put(pages, rows)
+
+    monkeypatch.setattr(bench.host, "put", slow_put)
+    save = bench.mover.save([0, 1], [4, 5])
+    bench.wait(bench.mover.load([0], [9]))
+    assert bench.value(9) == 1
+    assert not save.done
+    gate.set()
+    bench.wait(save)
+    assert save.good == 2
 
 
 def test_reset_drops_loads_and_saves_but_not_the_disk(bench: Bench) -> None:

@@ -1,13 +1,17 @@
-"""The thread that copies: gathered pages into rows, rows into staging buffers and records."""
+"""The threads that copy: rows into staging buffers, gathered pages into rows and those into records.
+
+One for each direction: what goes up is waited for; what goes down takes the processor time that is left.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from functools import partial
 from typing import Any
 
+from .background import step_back
 from .copy_books import CopyBooks
 from .copy_order import Job
 from .host_pool import HostPool
@@ -17,11 +21,11 @@ from .moves import Outcome
 logger = logging.getLogger(__name__)
 
 NAP_S = 0.005
-"""How often the thread looks whether the device has come to a gather or a scatter, when no `poll` tells it."""
+"""How often a thread looks whether the device has come to a gather or a scatter, when no `poll` tells it."""
 
 
-class CopyThread:
-    """Works off what the books say until they are `stopped`. `ask` may be called in any thread; the rest is its own."""
+class CopyThreads:
+    """Work off what the books say until they are `stopped`. `ask` may be called in any thread; the rest is their own."""
 
     def __init__(
         self,
@@ -36,13 +40,20 @@ class CopyThread:
         self._books, self._device, self._host = books, device, host
         self._records = records
         self._clock, self._wake = clock, wake
-        self._thread = threading.Thread(target=self._run, name="tierax-copies", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(
+                target=self._run, args=(self._next_up, books.loads), name="tierax-loads", daemon=True
+            ),
+            threading.Thread(target=self._run_behind, name="tierax-saves", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def join(self, timeout: float) -> bool:
-        """Waits for the end of the thread; False if it has not come."""
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
+        """Waits for the end of the threads; False if it has not come."""
+        for thread in self._threads:
+            thread.join(timeout)
+        return not any(thread.is_alive() for thread in self._threads)
 
     def ask(self, job: Job) -> None:
         """Asks for a record, whose payload goes straight into the job's row."""
@@ -71,33 +82,48 @@ class CopyThread:
             if self._books.reads.waiting:
                 self._books.changed.notify_all()
 
-    def _run(self) -> None:
+    def _run_behind(self) -> None:
+        step_back()
+        self._run(self._next_down, self._books.gathers)
+
+    def _run(self, look: Callable[[], Callable[[], None] | None], slow: Sized) -> None:
+        """`slow`: what may be held up by the device alone, which tells nobody when it is not any more."""
         books = self._books
-        while (task := self._next()) is not None:
+        while (task := self._wait(look, slow)) is not None:
             task()
             del task
             with books.changed:
-                books.running = None
                 books.changed.notify_all()
 
-    def _next(self) -> Callable[[], None] | None:
-        """The next thing to do, waited for; what lets others work comes first. None at the end."""
+    def _wait(self, look: Callable[[], Callable[[], None] | None], slow: Sized) -> Callable[[], None] | None:
+        """The next thing to do; None at the end."""
         books = self._books
         with books.changed:
             while not books.stopped:
-                books.notice_gathers()
-                if job := books.reads.next():
-                    return partial(self.ask, job)
-                if job := books.writes.next():
-                    return partial(self._hand_over, job)
-                if books.loads and (staging := self._take_staging()) is not None:
-                    return partial(self._load, books.loads.popleft(), staging)
-                if books.saves:
-                    job = books.running = books.saves.popleft()
-                    return partial(self._save, job)
-                if books.packs:
-                    return partial(self._pack, books.packs.popleft())
-                books.changed.wait(NAP_S if books.gathers or books.loads else None)
+                if task := look():
+                    return task
+                books.changed.wait(NAP_S if slow else None)
+        return None
+
+    def _next_up(self) -> Callable[[], None] | None:
+        books = self._books
+        if job := books.reads.next():
+            return partial(self.ask, job)
+        if books.loads and (staging := self._take_staging()) is not None:
+            return partial(self._load, books.loads.popleft(), staging)
+        return None
+
+    def _next_down(self) -> Callable[[], None] | None:
+        """What lets others work comes first."""
+        books = self._books
+        books.notice_gathers()
+        if job := books.writes.next():
+            return partial(self._hand_over, job)
+        if books.saves:
+            job = books.saving = books.saves.popleft()
+            return partial(self._save, job)
+        if books.packs:
+            return partial(self._pack, books.packs.popleft())
         return None
 
     def _take_staging(self) -> Any:
@@ -126,6 +152,7 @@ class CopyThread:
             self._books.fill(job, good=good)
             seconds = self._clock() - began if good else None
             self._books.post(ticket, job.first, [outcome] * len(job.rows), seconds, job.rows)
+            self._books.saving = None
 
     def _load(self, job: Job, staging: Any) -> None:
         books, ticket, began = self._books, job.ticket, self._clock()
