@@ -83,7 +83,7 @@ def test_the_tiers_come_one_by_one(capsys: pytest.CaptureFixture[str], tmp_path:
     [
         (["orakel"], "no part 'orakel'; did you mean oracle?"),
         (["oracle"], "required: --trace"),
-        (["oracle", "--trace", "/no/such"], "No such file"),
+        (["oracle", "--trace", "/no/such"], "tierax lab: error: /no/such: No such file"),
         (["oracle", "--trace", MOONCAKE, "--policies", "clairvoyant"], "unknown eviction policy"),
         (["oracle", "--trace", MOONCAKE, "--capacity-blocks", "0"], "above 0"),
         (["oracle", "--trace", str(SRC.parent / "README.md")], "no format that is known"),
@@ -96,7 +96,7 @@ def test_the_tiers_come_one_by_one(capsys: pytest.CaptureFixture[str], tmp_path:
         (["run", "--trace", MOONCAKE, "--prefetch-policy", "soon"], "must be best_effort"),
         (["run", "--trace", MOONCAKE, "--model", "llama-3.1-70b"], "no room for a page"),
         (["run", "--trace", MOONCAKE, "--calibration", "/no/such"], "No such file"),
-        (["workload", "--out", "/no/such/file"], "No such file"),
+        (["workload", "--out", "/no/such/file"], "error: /no/such/file: No such file"),
         (["workload", "--out", "x", "--turns", "0.5"], "at least one"),
     ],
 )

@@ -31,5 +31,7 @@ def is_user_mistake(error: Exception) -> bool:
 
 def one_line(error: Exception) -> str:
     """The message on one line; a setting is named as the flag that was typed (`page_size:` -> `--page-size:`)."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"  # without the errno, as commands say it elsewhere
     text = " ".join(str(error).split()) or type(error).__name__
     return _FIELD.sub(lambda match: f"--{match[1].replace('_', '-')}:", text)
