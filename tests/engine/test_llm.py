@@ -2,35 +2,21 @@
 
 from __future__ import annotations
 
-import io
-import os
 import re
-import signal
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tqdm import tqdm
 
 from helpers.byte_tokenizer import BOS, EOS, IM_END, IM_START
+from helpers.offline_llm import GREEDY, OPTIONS, numbers
 from helpers.tiny_text_model import write_tiny_text_model
-from tierax import LLM, ConfigError, Constraint, EngineConfig, Output, SamplingParams
+from tierax import LLM, Constraint, SamplingParams
 from tierax.engine.chat_template import TemplateError
 from tierax.engine.validate import ParameterError
 
-OPTIONS: dict[str, Any] = {
-    "page_size": 4,
-    "max_num_seqs": 4,
-    "max_num_batched_tokens": 32,
-    "context_length": 128,
-    "device_cache_size": "8MiB",
-    "skip_warmup": True,
-}
-GREEDY = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True)
 A_TO_Z = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -46,11 +32,6 @@ def llm(model: Path) -> Iterator[LLM]:
     with LLM(model, **OPTIONS) as llm:
         yield llm
         assert llm.engine.loop.idle
-
-
-def _numbers(output: Output) -> tuple[Any, ...]:
-    """All of an output that must not depend on the cache."""
-    return (output.prompt_token_ids, [(c.text, c.token_ids, c.finish_reason) for c in output.choices])
 
 
 def test_scores_of_a_prompts_end(llm: LLM) -> None:
@@ -80,7 +61,7 @@ def test_text_and_ids_are_the_same_prompt(llm: LLM) -> None:
     assert from_text.text == llm.engine.tokenizer.decode(from_text.token_ids)
     assert from_text.error is None
     assert from_text.logprobs is None
-    assert _numbers(from_text) == _numbers(from_ids)
+    assert numbers(from_text) == numbers(from_ids)
 
 
 @pytest.mark.parametrize("prompt", ["hello", list(b"hello"), tuple(b"hello")])
@@ -106,7 +87,7 @@ def test_many_more_prompts_than_can_run_keep_their_order(llm: LLM) -> None:
     assert [bytes(o.prompt_token_ids).decode() for o in outputs] == prompts
     assert [len(o.token_ids) for o in outputs] == [1 + i % 3 for i in range(300)]
     again = llm.generate(prompts[::-1], params[::-1])[::-1]
-    assert [_numbers(o) for o in again] == [_numbers(o) for o in outputs]
+    assert [numbers(o) for o in again] == [numbers(o) for o in outputs]
 
 
 def test_default_parameters(llm: LLM) -> None:
@@ -130,7 +111,7 @@ def test_bad_prompts_are_errors_in_their_places(llm: LLM) -> None:
         assert words in error
     assert outputs[1].prompt_token_ids == list(b"x" * 500)
     assert [outputs[3].text, outputs[3].token_ids, outputs[3].finish_reason] == ["", [], "error"]
-    assert _numbers(outputs[0]) == _numbers(llm.generate(["good"], GREEDY)[0])
+    assert numbers(outputs[0]) == numbers(llm.generate(["good"], GREEDY)[0])
     assert len(outputs[9].token_ids) == 8
 
 
@@ -139,7 +120,7 @@ def test_duplicates_bad_ones_and_several_choices_stay_aligned(llm: LLM) -> None:
     outputs = llm.generate(["a", "x" * 500, "a", "b"], params)
     assert [output.error is None for output in outputs] == [True, False, True, True]
     assert [len(output.choices) for output in outputs] == [2, 1, 2, 2]
-    assert _numbers(outputs[0]) == _numbers(outputs[2])
+    assert numbers(outputs[0]) == numbers(outputs[2])
     first, second = outputs[0].choices
     assert first.token_ids != second.token_ids
     assert (outputs[0].text, outputs[0].token_ids) == (first.text, first.token_ids)
@@ -184,7 +165,7 @@ def test_cached_tokens_by_tier(llm: LLM) -> None:
     assert cold.cached_tokens == 0
     assert warm.cached_tokens == 24, "all whole pages of 4 but for the last token's"
     assert warm.cached_by_tier == {"device": 24, "host": 0, "disk": 0}
-    assert _numbers(cold) == _numbers(warm)
+    assert numbers(cold) == numbers(warm)
     # Together: the second finds what the first is computing.
     together = llm.generate([A_TO_Z[::-1]] * 2, GREEDY)
     assert [output.cached_tokens for output in together] == [0, 24]
@@ -199,7 +180,7 @@ def test_chat(llm: LLM) -> None:
     ]
     assert not {BOS, EOS} & set(one.prompt_token_ids)
     several = llm.chat([conversation, [{"role": "user", "content": "hi"}]], GREEDY)
-    assert _numbers(several[0]) == _numbers(one)
+    assert numbers(several[0]) == numbers(one)
     assert len(several[1].prompt_token_ids) < len(one.prompt_token_ids)
 
 
@@ -230,135 +211,6 @@ def test_a_model_without_chat_template(tmp_path: Path) -> None:
     write_tiny_text_model(tmp_path, chat_template=False)
     with LLM(tmp_path, **OPTIONS) as llm, pytest.raises(TemplateError, match="use generate"):
         llm.chat([{"role": "user", "content": "hi"}])
-
-
-def test_engine_config_or_keywords(model: Path) -> None:
-    config = EngineConfig(model_path=str(model), **OPTIONS)
-    with LLM(config) as llm:
-        assert llm.engine.config is config
-    with pytest.raises(TypeError, match="page_size"):
-        LLM(config, page_size=4)
-    with pytest.raises(ConfigError, match="did you mean page_size"):
-        LLM(model, pagesize=4)
-
-
-def test_closed(model: Path) -> None:
-    llm = LLM(model, **OPTIONS)
-    llm.close()
-    llm.close()
-    with pytest.raises(RuntimeError, match="closed"):
-        llm.generate(["a"])
-
-
-class Bar(tqdm):
-    """Writes into `text` instead of stderr."""
-
-    text = io.StringIO()
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs, file=Bar.text, mininterval=0, ncols=120)
-
-
-def test_progress_bar(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    prompt = "the bar shows this"
-    llm.generate([prompt, "", prompt], GREEDY, use_tqdm=Bar)
-    last = Bar.text.getvalue().split("\r")[-1]
-    assert "3/3" in last
-    assert "tok/s" in last
-    assert f"{16 / 36:.0%} cached" in last
-    llm.generate([prompt], GREEDY)
-    assert capsys.readouterr().err == "", "stderr is no terminal here"
-
-
-@pytest.fixture
-def python_interrupts() -> Iterator[None]:
-    """Ctrl-C does what it does in a terminal: a process in the background of a shell starts with it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("python_interrupts")
-@pytest.mark.parametrize("presses", [1, 2])
-def test_ctrl_c_leaves_an_engine_that_works(llm: LLM, presses: int) -> None:
-    class Ring(tqdm):
-        """Presses Ctrl-C when it is first refreshed."""
-
-        left = presses
-
-        def update(self, n: float | None = 1) -> bool | None:
-            while Ring.left:
-                Ring.left -= 1
-                os.kill(os.getpid(), signal.SIGINT)
-            return super().update(n)
-
-    (before,) = llm.generate(["interrupt"], GREEDY)
-    endless = SamplingParams(max_tokens=100, ignore_eos=True)
-    with pytest.raises(KeyboardInterrupt):
-        llm.generate([f"interrupt {i}" for i in range(20)], endless, use_tqdm=Ring)
-    loop = llm.engine.loop
-    assert loop.idle
-    loop.scheduler.check()
-    assert llm.engine.cache.in_use == 0
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    (after,) = llm.generate(["interrupt"], GREEDY)
-    assert _numbers(after) == _numbers(before)
-
-
-def test_a_failing_device_is_an_error_of_the_items_it_hit(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(llm.engine.executor, "collect", lambda: (_ for _ in ()).throw(MemoryError("all gone")))
-        outputs = llm.generate(["a", "b"], GREEDY)
-    assert ["MemoryError: all gone" in (output.error or "") for output in outputs] == [True, True]
-    assert [output.finish_reason for output in outputs] == ["error", "error"]
-    assert llm.generate(["a"], GREEDY)[0].error is None
-
-
-def test_threads_take_turns(llm: LLM) -> None:
-    expected = [_numbers(output) for output in llm.generate(list("abc"), GREEDY)]
-    results: list[Any] = [None] * 4
-
-    def work(i: int) -> None:
-        results[i] = [_numbers(output) for output in llm.generate(list("abc"), GREEDY)]
-
-    threads = [threading.Thread(target=work, args=[i]) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [expected] * 4
-
-
-def test_a_disk_keeps_what_a_script_computed(model: Path, tmp_path: Path) -> None:
-    options: dict[str, Any] = OPTIONS | {
-        "host_cache_size": "4MiB",
-        "host_disk_cache_dir": str(tmp_path / "kv"),
-    }
-    prompt = A_TO_Z * 2
-    with LLM(model, **options) as first:
-        cold = first.generate(prompt, GREEDY, prefetch_policy="wait_complete")[0]
-        warm = first.generate(prompt, GREEDY)[0]
-    assert cold.cached_by_tier == {"device": 0, "host": 0, "disk": 0}
-    assert warm.cached_by_tier == {"device": 48, "host": 0, "disk": 0}
-    with LLM(model, **options) as second:
-        again = second.generate(prompt, GREEDY, prefetch_policy="wait_complete")[0]
-        assert again.cached_by_tier == {"device": 0, "host": 0, "disk": 48}
-        assert again.cached_tokens == 48
-    assert _numbers(again) == _numbers(cold)
-
-
-def test_a_bad_prefetch_policy(llm: LLM) -> None:
-    for call in (llm.generate, llm.chat):
-        with pytest.raises(ParameterError, match="prefetch_policy: 'soon' must be best_effort"):
-            call([], prefetch_policy="soon")
-
-
-def test_a_stalled_disk_does_not_keep_the_outputs(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tierax.engine.offline.DRAIN_TIMEOUT", 0.2)
-    monkeypatch.setattr(type(llm.engine.loop._transfers), "busy", True)
-    started = time.monotonic()
-    assert len(llm.generate("abc", GREEDY)[0].token_ids) == 8
-    assert time.monotonic() - started < 5
 
 
 # --- constraints

@@ -6,23 +6,22 @@ Whatever a field does, a stream says the same as a whole answer.
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from helpers.byte_tokenizer import BOS, EOS, IM_START
+from helpers.byte_tokenizer import EOS, IM_START
 from helpers.chat_templates import HERMES_TEMPLATE
 from helpers.fake_engine import FakeEngine, babble
 from helpers.live_server import CHAT, COMPLETIONS, MESSAGES, Live
+from helpers.streams import TOOL, comparable, put_together
 from tierax.engine.request import Request
 from tierax.serving.openai.bodies import ChatBody, CompletionBody
 
 pytestmark = pytest.mark.asyncio
 
 BOTH = (CHAT, COMPLETIONS)
-TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 WRITTEN = {
     "stop": "bé🙂",
     "think": "<think>why</think>so",
@@ -321,111 +320,6 @@ async def test_a_field_has_its_effect_streamed_or_not(serve, path, fields, seen)
     prompts = [choice.get("prompt_logprobs") for chunk in chunks for choice in chunk["choices"]]
     if path == CHAT:
         assert next((told for told in prompts if told), None) == answer.get("prompt_logprobs")
-
-
-def comparable(choice: dict[str, Any]) -> dict[str, Any]:
-    """A choice of a whole answer in the form of `put_together`."""
-    message = choice.get("message", {})
-    calls = [
-        (call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", [])
-    ]
-    return {
-        "text": (choice["text"] if "text" in choice else message["content"]) or "",
-        "reasoning": message.get("reasoning_content", ""),
-        "calls": calls,
-        "token_ids": choice.get("token_ids", []),
-        "prompt_token_ids": choice.get("prompt_token_ids"),
-        "prompt_logprobs": choice.get("prompt_logprobs"),
-        "logprobs": choice["logprobs"],
-        "finish_reason": choice["finish_reason"],
-    }
-
-
-def put_together(chunks: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The choices that a stream tells of; nothing may come after a finish reason."""
-    choices: dict[int, dict[str, Any]] = {}
-    for told in (choice for chunk in chunks for choice in chunk["choices"]):
-        delta = told.get("delta", told)
-        whole = choices.setdefault(
-            told["index"], comparable({"text": "", "logprobs": None, "finish_reason": None})
-        )
-        assert whole["finish_reason"] is None, "a choice went on after its finish reason"
-        whole["text"] += delta.get("text") or delta.get("content") or ""
-        whole["reasoning"] += delta.get("reasoning_content") or ""
-        for call in delta.get("tool_calls", []):
-            if "id" in call:
-                whole["calls"].append((call["function"]["name"], ""))
-            name, arguments = whole["calls"][call["index"]]
-            whole["calls"][call["index"]] = (name, arguments + call["function"]["arguments"])
-        whole["token_ids"] += told.get("token_ids", [])
-        whole["finish_reason"] = told["finish_reason"]
-        for name in ("prompt_token_ids", "prompt_logprobs") if "text" in told else ():
-            whole[name] = whole[name] or told.get(name)
-        for name, values in (told["logprobs"] or {}).items():
-            block = whole["logprobs"] = whole["logprobs"] or {}
-            block[name] = values if values is None else [*block.get(name, []), *values]
-    return choices
-
-
-PIECES = [
-    *("<think>", "</think>", "<tool_call>", "</tool_call>", "</", "<th", "ink>", "<"),
-    *(
-        '{"name": "f", "arguments": {"a": "é\\ud83d"}}',
-        '{"name": "f", "arguments": {"a": [1, "🙂"]}}',
-        '{"name": 5}',
-    ),
-    *(" ", "\n", "abc", "🙂", "é", "{", "}", '"', "\\", "\x00", "\ufffd", "\u2028"),
-]
-STOPS = ["🙂", "é", "abc", "</think>", "ca", "<", "\n", "}", 'a": ', "\ufffd", "nk>"]
-
-
-def any_answer(chance: random.Random) -> list[int]:
-    """Tokens of tags, calls and texts, whole and cut, with broken characters and special tokens between."""
-    tokens: list[int] = []
-    for _ in range(chance.randint(0, 9)):
-        kind = chance.random()
-        if kind < 0.75:
-            tokens += chance.choice(PIECES).encode()
-        else:
-            tokens.append(chance.choice([0xF0, 0x9F, 0xE2, 0x80, 0xFF, 0xC3, 0x28, BOS, IM_START]))
-    return [*tokens, EOS]
-
-
-def any_fields(chance: random.Random) -> dict[str, Any]:
-    choices: dict[str, Any] = {
-        "stop": chance.sample(STOPS, 2),
-        "include_stop_str_in_output": True,
-        "skip_special_tokens": False,
-        "max_tokens": chance.randint(1, 20),
-        "return_token_ids": True,
-        "logprobs": True,
-    }
-    return {name: value for name, value in choices.items() if chance.random() < 0.4}
-
-
-@pytest.mark.parametrize("seed", range(8))
-async def test_whatever_a_model_writes_a_stream_says_the_same(serve, seed):
-    chance = random.Random(seed)
-    written: list[int] = []
-    engine = FakeEngine(lambda *_: list(written), template=HERMES_TEMPLATE, context_length=1000)
-    live = await serve(engine=engine)
-    for _ in range(8):
-        written = any_answer(chance)
-        fields = any_fields(chance)
-        if "logprobs" in fields:
-            by_path: dict[str, dict[str, Any]] = {CHAT: {"top_logprobs": 1}, COMPLETIONS: {"logprobs": 1}}
-        else:
-            by_path = {CHAT: {}, COMPLETIONS: {}}
-        by_path[CHAT] |= {"messages": MESSAGES} | ({"tools": [TOOL]} if chance.random() < 0.6 else {})
-        by_path[COMPLETIONS] |= {"prompt": "hé"}
-        for path, own in by_path.items():
-            status, answer = await live.post(path, fields | own)
-            assert status == 200, (answer, written)
-            streamed = put_together(await live.stream(path, **(fields | own)))
-            whole = {choice["index"]: comparable(choice) for choice in answer["choices"]}
-            if path == CHAT:
-                whole[0]["prompt_token_ids"] = streamed[0]["prompt_token_ids"]
-            assert streamed == whole, (written, fields)
 
 
 @pytest.mark.parametrize(("path", "fields"), each(REFUSED))
