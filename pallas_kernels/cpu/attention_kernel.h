@@ -9,6 +9,8 @@ namespace tierax::TIERAX_ISA {
 
 // Values that no more rows use are not worth a copy.
 constexpr int64_t kInPlaceRows = 12;
+// Values are asked for out of L2 so many keys before they are used.
+constexpr int64_t kNear = 6;
 constexpr float kInfinity = __builtin_inff();
 
 static TIERAX_INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -32,7 +34,7 @@ TIERAX_INLINE Vec load_row(const char* row, int64_t index, float scale, Count...
   return kScaled<T> ? v * scale : v;
 }
 
-// The values of some keys as a matrix, read where they are.
+// The values of some keys as a matrix, read where they are; behind the last one `rows` has kNear more, to be asked for.
 template <typename T>
 struct InPlace {
   const char* const* rows;
@@ -41,6 +43,7 @@ struct InPlace {
   template <typename... Count>
   TIERAX_INLINE Vec load(int64_t k, int64_t panel, int v, Count... count) const {
     const char* row = rows[k] + offset;
+    __builtin_prefetch(reinterpret_cast<const T*>(rows[k + kNear] + offset) + head_dim + panel * kPanel + v * kWidth);
     float scale = kScaled<T> ? scale_of<T>(row, 2 * head_dim, 1) : 0;
     return load_row<T>(row, head_dim + panel * kPanel + v * kWidth, scale, count...);
   }
@@ -140,8 +143,8 @@ static void write_out(const Attention& args, const AttentionTask& task, State st
 template <typename T>
 class Tile {
  public:
-  Tile(const Attention& args, const AttentionTask& task, float* scratch)
-      : args_(args), task_(task), rows_(task.rows(args)), dims_(padded(args.head_dim)) {
+  Tile(const Attention& args, const AttentionTask& task, const AttentionTask* following, float* scratch)
+      : args_(args), task_(task), following_(following), rows_(task.rows(args)), dims_(padded(args.head_dim)) {
     queries_ = scratch;
     scores_ = queries_ + rows_ * dims_;
     values_ = {scores_ + rows_ * kBlock, kBlock * kPanel + kPanel};
@@ -155,13 +158,16 @@ class Tile {
     load_queries();
     clear(args_, all_, rows_);
     clear(args_, segment_, rows_);
-    int64_t first_key = args_.window ? most(0, task_.position + 1 - args_.window) : 0;
-    int64_t end = least(task_.segment_end * kSegment, task_.position + task_.queries);
-    Keys keys[2] = {locate(most(task_.segment_begin * kSegment, first_key), end), {}};
-    for (int now = 0; keys[now].begin < end; now ^= 1) {
-      const Keys& next = keys[now ^ 1] = locate(keys[now].end, end);
-      block(keys[now], next);
-      if (next.begin == end || next.begin % kSegment == 0) end_segment(next.begin < end);
+    int64_t end = end_key(task_);
+    Keys keys[2] = {locate(task_, first_key(task_)), {}};
+    for (int now = 0;; now ^= 1) {
+      const int64_t begin = keys[now].end;
+      const bool more = begin < end;
+      const AttentionTask& task = more || !following_ ? task_ : *following_;
+      keys[now ^ 1] = more ? locate(task, begin) : following_ ? locate(task, first_key(task)) : Keys{};
+      block(keys[now], task, keys[now ^ 1]);
+      if (!more || begin % kSegment == 0) end_segment(more);
+      if (!more) break;
     }
     if (!task_.partial) write_out(args_, task_, all_);
   }
@@ -193,20 +199,26 @@ class Tile {
   // Keys of a block and the rows of their first KV head.
   struct Keys {
     int64_t base, begin, end;
-    const char* rows[kBlock];
+    const char* rows[kBlock + kNear];
   };
 
-  // Folds in some keys, while the rows of those that come `next` are on their way.
-  void block(const Keys& keys, const Keys& next) {
+  // Of what any of a task's queries sees.
+  int64_t first_key(const AttentionTask& task) const {
+    int64_t seen = args_.window ? most(0, task.position + 1 - args_.window) : 0;
+    return most(task.segment_begin * kSegment, seen);
+  }
+  int64_t end_key(const AttentionTask& task) const {
+    return least(task.segment_end * kSegment, task.position + task.queries);
+  }
+
+  // Folds in some keys, while the rows of those that come `next`, which are of that task, are on their way.
+  void block(const Keys& keys, const AttentionTask& task, const Keys& next) {
     int64_t first_query = most(0, keys.base - task_.position);
     int64_t end_query = task_.queries;
     if (args_.window) end_query = least(end_query, keys.base + kBlock + args_.window - 1 - task_.position);
-    Ahead ahead{next.rows + (next.begin - next.base),
-                next.rows + (next.end - next.base),
-                task_.head_begin * args_.row_bytes,
-                (task_.head_end - task_.head_begin) * args_.row_bytes,
-                nullptr,
-                nullptr};
+    int64_t begin_line = task.head_begin * args_.row_bytes, end_line = task.head_end * args_.row_bytes;
+    Ahead ahead{next.rows + (next.begin - next.base), next.rows + (next.end - next.base), begin_line, begin_line,
+                end_line};
     for (int64_t h = task_.head_begin; h < task_.head_end; ++h) {
       int64_t row = row_of(h, first_query), rows = (end_query - first_query) * args_.group();
       bool in_place = rows <= kInPlaceRows && args_.head_dim % kPanel == 0;
@@ -253,9 +265,11 @@ class Tile {
                         segment_.total + r);
   }
 
-  // The keys from `begin` on of its block that are before `end`. Up to the edges of panels, entries of `rows` before
-  // and behind them point to one of them: what comes of those is not used, but what has no row must not be read.
-  Keys locate(int64_t begin, int64_t end) const {
+  // The keys from `begin` on of its block that are before `end`. Entries of `rows` before them, up to the edge of a
+  // panel, and all behind them point to one of them: what comes of those is not used, but what has no row must not be
+  // read.
+  Keys locate(const AttentionTask& task, int64_t begin) const {
+    int64_t end = end_key(task);
     Keys keys;
     keys.base = begin / kBlock * kBlock;
     keys.begin = begin;
@@ -265,13 +279,13 @@ class Tile {
       int64_t page = key / args_.page_size, slot = key % args_.page_size;
       int64_t stop = least(keys.end, (page + 1) * args_.page_size);
       const char* row =
-          args_.pool + ((task_.pages[page] * args_.layers + args_.layer) * args_.page_size + slot) * row_bytes;
+          args_.pool + ((task.pages[page] * args_.layers + args_.layer) * args_.page_size + slot) * row_bytes;
       for (; key < stop; ++key, row += row_bytes) keys.rows[key - keys.base] = row;
     }
     if (begin >= end) return keys;
     for (int64_t n = (begin - keys.base) / kPanel * kPanel; n < begin - keys.base; ++n)
       keys.rows[n] = keys.rows[begin - keys.base];
-    for (int64_t n = keys.end - keys.base; n % kPanel; ++n) keys.rows[n] = keys.rows[n - 1];
+    for (int64_t n = keys.end - keys.base; n < kBlock + kNear; ++n) keys.rows[n] = keys.rows[n - 1];
     return keys;
   }
 
@@ -326,17 +340,20 @@ class Tile {
 
   const Attention& args_;
   const AttentionTask& task_;
+  const AttentionTask* following_;
   int64_t rows_, dims_;
   float *queries_, *scores_, *keep_;
   Packed keys_, values_;
   State segment_, all_;
 };
 
-static void attend(const Attention& args, const AttentionTask& task, float* scratch) {
+// While the last keys of the task are worked on, the first of the one that is likely to come `following` are asked for;
+// null: none is.
+static void attend(const Attention& args, const AttentionTask& task, const AttentionTask* following, float* scratch) {
   switch (args.type) {
-    case KvType::kF32: return Tile<float>(args, task, scratch).run();
-    case KvType::kBf16: return Tile<bf16>(args, task, scratch).run();
-    case KvType::kE4m3: return Tile<e4m3>(args, task, scratch).run();
+    case KvType::kF32: return Tile<float>(args, task, following, scratch).run();
+    case KvType::kBf16: return Tile<bf16>(args, task, following, scratch).run();
+    case KvType::kE4m3: return Tile<e4m3>(args, task, following, scratch).run();
   }
 }
 

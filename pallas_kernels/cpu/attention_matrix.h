@@ -16,25 +16,32 @@ struct Int {
   static constexpr int value = N;
 };
 
-// Asks for the memory of the keys that come next, in its order and a line at a time, while others are worked on.
-// Packing and multiplying take turns, and memory should be busy during both: it is what a decode waits for.
+// Asks for the memory of the keys that come next, a line at a time, while others are worked on: packing and multiplying
+// take turns, and memory should be busy during both, as it is what a decode waits for. Rows that lie kStride keys apart
+// take turns: a processor that fetches ahead by itself does so in each page of memory that it sees read, and fetches more
+// when these are several.
 struct Ahead {
-  // Of the next row, and behind the last one; of each the part [offset, offset + bytes) is wanted.
+  static constexpr int64_t kStride = 16;
+  // Where the next line is: in these bytes of a row.
   const char* const* row;
   const char* const* end;
-  int64_t offset, bytes;
-  const char *line, *line_end;
+  int64_t line, begin_line, end_line;
+  const char* const* first = row;
+  const char* const* last = end - row < kStride ? end : row + kStride;
 
   TIERAX_INLINE void step(int lines) {
-    for (int i = 0; i < lines; ++i) {
-      if (line >= line_end) {
-        if (row == end) return;
-        line = *row++ + offset;
-        line_end = line + bytes;
-      }
-      __builtin_prefetch(line, 0, 2);
-      line += 64;
+    for (int i = 0; i < lines; ++i, row += kStride) {
+      if (row >= end && !turn()) return;
+      __builtin_prefetch(*row + line, 0, 2);
     }
+  }
+
+  bool turn() {
+    line += 64;
+    if (line >= end_line) line = begin_line, ++first;
+    if (first >= last) end = first;
+    row = first;
+    return row < end;
   }
 };
 

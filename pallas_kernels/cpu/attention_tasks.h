@@ -85,7 +85,9 @@ class AttentionPlan {
     parallel_for(pool, workers, [&](int64_t worker) {
       float* own = memory.get() + worker * scratch;
       for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < tasks;) {
-        kernels.attend(args_, tasks_[i].work, own);
+        // What this worker takes next, most likely: no more than a hint.
+        const AttentionTask* following = i + workers < tasks ? &tasks_[i + workers].work : nullptr;
+        kernels.attend(args_, tasks_[i].work, following, own);
         Joint* joint = tasks_[i].joint;
         if (joint && joint->running.fetch_sub(1, std::memory_order_acq_rel) == 1)
           kernels.join_attention(args_, tasks_[joint->first_task].work, joint->segments, own);

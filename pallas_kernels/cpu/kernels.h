@@ -10,7 +10,7 @@ namespace tierax {
 struct Kernels {
   const char* isa;
   void (*linear)(const Linear&, int64_t n_begin, int64_t n_end);
-  void (*attend)(const Attention&, const AttentionTask&, float* scratch);
+  void (*attend)(const Attention&, const AttentionTask&, const AttentionTask* following, float* scratch);
   void (*join_attention)(const Attention&, const AttentionTask& first, int64_t segments, float* scratch);
   void (*add_and_norm)(const Stack&, const float* product, const float* bias, const float* weight, int64_t begin,
                        int64_t end);
