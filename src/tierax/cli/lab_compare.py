@@ -22,7 +22,7 @@ from .option import Parser
 PAGE = 16
 DECODE = ("1x64", "1x512", "1x1500", "2x256", "4x64", "4x512", "8x256")
 PREFILL = (16, 32, 64, 128, 256, 512, 1024, 2048)
-LIMITS = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "shared_step_tokens": 128}
+LIMITS: dict[str, Any] = {"max_num_seqs": 8, "max_num_batched_tokens": 512, "shared_step_tokens": 128}
 
 
 @dataclass(frozen=True, slots=True)
