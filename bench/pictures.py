@@ -29,7 +29,7 @@ def cumulative(lines: Mapping[str, Sequence[float]], label: str, title: str) -> 
             shares = [100 * (place + 1) / len(ordered) for place in range(len(ordered))]
             axes.step([ordered[0], *ordered], [0, *shares], where="post", label=name)
         axes.set(xscale="log", xlabel=label, ylabel="% of requests", ylim=(0, 100), title=title)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="lower right")
 
     return draw
 
@@ -41,7 +41,7 @@ def curve(lines: Mapping[str, Sequence[tuple[float, float]]], label: str, value:
         for name, points in lines.items():
             axes.plot(*zip(*points, strict=True), marker="o", label=name)
         axes.set(xlabel=label, ylabel=value, ylim=(0, None), title=title)
-        axes.legend(fontsize=8)
+        axes.legend(fontsize=8, loc="lower right")
 
     return draw
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 DOUBTED = 0.001
 """Weight of what is known beside a trial."""
@@ -38,7 +38,8 @@ class Rate:
         return amount * self._seconds / self._amount if self._amount > 0 else None
 
 
-class Pages(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Pages:
     """Pages of a prefix that follow each other: how many, and the size of each."""
 
     count: int

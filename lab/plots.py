@@ -55,7 +55,7 @@ def _hit_rates(axes: Any, rows: Sequence[Row]) -> None:
             axes.axhline(100 * row["token_hit_rate"], color="gray", linestyle=":", label="infinite")
     axes.set(xscale="log", xlabel="capacity, blocks", ylabel="prompt tokens hit, %", ylim=(0, None))
     axes.set_title(f"{rows[0]['trace']}: hit rate by capacity")
-    axes.legend()
+    axes.legend(loc="lower right")
 
 
 def _gaps(axes: Any, rows: Sequence[Row]) -> None:
@@ -65,7 +65,7 @@ def _gaps(axes: Any, rows: Sequence[Row]) -> None:
     lowest = min(100 * row["gap_closed"] for row in rows)
     axes.set(xscale="log", xlabel="capacity, blocks", ylabel="%", ylim=(max(lowest - 5, -60), None))
     axes.set_title(f"{rows[0]['trace']}: of the gap between LRU (0) and the optimum (100)")
-    axes.legend()
+    axes.legend(loc="lower right")
 
 
 def _first_tokens(axes: Any, rows: Sequence[Row]) -> None:
@@ -73,7 +73,7 @@ def _first_tokens(axes: Any, rows: Sequence[Row]) -> None:
         axes.plot([max(ms, 0.1) for ms in row["ttft_ms_percentiles"]], range(101), label=_label(row))
     axes.set(xscale="log", xlabel="time to the first token, ms", ylabel="% of requests", ylim=(0, 100))
     axes.set_title(f"{rows[0]['trace']}: first tokens")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="lower right")
 
 
 def _costs(axes: Any, rows: Sequence[Row]) -> None:
@@ -86,7 +86,7 @@ def _costs(axes: Any, rows: Sequence[Row]) -> None:
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize=7)
     axes.set(xlabel="$ per million tokens", title=f"{shown[0]['trace']}: cost")
-    axes.legend()
+    axes.legend(loc="lower right")
 
 
 def _timeline(axes: Any, rows: Sequence[Row]) -> None:
