@@ -20,8 +20,8 @@ class Rate:
         self.measured_at: float | None = None
 
     def measure(self, amount: float, seconds: float, now: float) -> None:
-        """`amount` took `seconds`, and was seen to be done at `now`."""
-        if seconds <= 0 or amount <= 0:
+        """`amount` took `seconds`, none at all included, and was seen to be done at `now`."""
+        if seconds < 0 or amount <= 0:
             return
         keep = 0.5 ** (seconds / self._memory)
         self._amount = self._amount * keep + amount
