@@ -112,7 +112,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None
     """Tokens computed in one step, prefill chunks and decodes together; None = platform default."""
     shared_step_tokens: int | None = None
-    """Tokens of a step that computes several prompts, decodes included (one prompt may fill it); None = platform default (128 on
+    """Tokens up to which short prompts share a step, decodes included (a longer one fills it); None = platform default (128 on
     CPU, elsewhere no such bound)."""
     context_length: int | None = None
     """Longest prompt plus output in tokens; None = the model's own."""

@@ -23,10 +23,10 @@ class Limits:
     max_num_seqs: int
     max_num_batched_tokens: int
     shared_step_tokens: int | None = None
-    """Tokens of a step that computes more than one prompt, decodes included; None: `max_num_batched_tokens`.
+    """Tokens of a step that one prompt leaves shorter than that, decodes included; None: `max_num_batched_tokens`.
 
-    The first tokens of all prompts in a step wait for all of it, so a step that is efficient already takes no further prompt.
-    One prompt by itself may fill the step: to cut it up would delay its first token, and nobody else's is sooner for that.
+    The first tokens of all prompts in a step wait for all of it, and so does who comes meanwhile: short prompts are not put
+    together to one long step. A step that one prompt makes long anyway is filled: long steps cost less per token.
     """
 
 
@@ -60,8 +60,11 @@ class Room:
 
     def take(self, count: int) -> None:
         """So many tokens of a prompt are computed; what is left is for others."""
-        self._shared -= count
-        self.left = min(self.left - count, self._shared)
+        if count <= self._shared:
+            self.left = min(self.left, self._shared)
+        self.left -= count
+        # The first prompt has decided what kind of step it is.
+        self._shared = 0
 
 
 @dataclass(frozen=True, slots=True)

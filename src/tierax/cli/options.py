@@ -89,7 +89,7 @@ ENGINE_OPTIONS = (
     Option(
         "shared_step_tokens",
         ("--shared-step-tokens",),
-        "the same for a step that computes several prompts; one alone may fill it",
+        "up to which short prompts share a step; one that is longer fills it",
         int,
         "N",
     ),
