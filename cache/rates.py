@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 DOUBTED = 0.001
@@ -61,6 +62,8 @@ class LoadOrRecompute:
         self.read = Rate()
         """Bytes per second, disk to host."""
         self._retry = retry
+        self._tried_at = -math.inf
+        """When the last trial began: one that stalls keeps nobody from the next."""
 
     def turn(self, tokens: int) -> float:
         """Seconds until a request can be computed that comes after so many tokens of others."""
@@ -80,8 +83,9 @@ class LoadOrRecompute:
         if wait >= load:
             return min(int(wait / load), pages.count)
         assert self.read.measured_at is not None
-        if reading or now - self.read.measured_at < self._retry:
+        if now - max(self.read.measured_at, self._tried_at) < self._retry:
             return 0
+        self._tried_at = now
         self.read.doubt()
         return min(max(int(TRIAL * self._retry / load), 1), pages.count)
 

@@ -45,7 +45,16 @@ def test_a_turn_is_as_far_as_the_tokens_before_it() -> None:
 def test_a_slow_disk_is_tried_now_and_then_by_one_and_a_little() -> None:
     choice = known(load=0.02, compute=0.01)
     assert choice.pages_to_read(TEN, reading=0, turn=0.0, now=9.0) == 0
-    assert choice.pages_to_read(TEN, reading=1, turn=0.0, now=10.0) == 0, "somebody tries it already"
     assert choice.pages_to_read(TEN, reading=0, turn=0.0, now=10.0) == 5, "a hundredth of the 10 s"
+    assert choice.pages_to_read(TEN, reading=5, turn=0.0, now=10.05) == 0, "somebody tries it already"
     choice.read.measure(TEN.bytes, 0.001, 10.1)
     assert choice.pages_to_read(TEN, reading=0, turn=0.0, now=10.1) == 10, "what was once counts no more"
+
+
+def test_a_trial_that_stalls_keeps_nobody_from_the_next() -> None:
+    choice = known(load=0.02, compute=0.01)
+    assert choice.pages_to_read(TEN, reading=2, turn=0.0, now=10.0) > 0, (
+        "what stalls has not been seen to be slow"
+    )
+    assert choice.pages_to_read(TEN, reading=7, turn=0.0, now=19.9) == 0
+    assert choice.pages_to_read(TEN, reading=7, turn=0.0, now=20.0) > 0
