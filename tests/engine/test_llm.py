@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,20 +17,6 @@ from tierax.engine.chat_template import TemplateError
 from tierax.engine.validate import ParameterError
 
 A_TO_Z = "abcdefghijklmnopqrstuvwxyz"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    write_tiny_text_model(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def llm(model: Path) -> Iterator[LLM]:
-    with LLM(model, **OPTIONS) as llm:
-        yield llm
-        assert llm.engine.loop.idle
 
 
 def test_scores_of_a_prompts_end(llm: LLM) -> None:

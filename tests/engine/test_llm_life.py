@@ -15,25 +15,10 @@ import pytest
 from tqdm import tqdm
 
 from helpers.offline_llm import GREEDY, OPTIONS, numbers
-from helpers.tiny_text_model import write_tiny_text_model
 from tierax import LLM, ConfigError, EngineConfig, SamplingParams
 from tierax.engine.validate import ParameterError
 
 A_TO_Z = "abcdefghijklmnopqrstuvwxyz"
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("model")
-    write_tiny_text_model(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def llm(model: Path) -> Iterator[LLM]:
-    with LLM(model, **OPTIONS) as llm:
-        yield llm
-        assert llm.engine.loop.idle
 
 
 def test_engine_config_or_keywords(model: Path) -> None:
